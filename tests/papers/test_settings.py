@@ -13,9 +13,9 @@ from equilibria.papers import PaperTable, Row, find_table, list_tables
 from equilibria.papers.measures import PAPER_STEPS, PAPER_TIMED, PGD_STEPS
 from equilibria.papers.reading import FILES
 from equilibria.papers.settings import (
-    OF_THE_ROW,
-    SILENT,
-    UNREAD,
+    NO_NOTE,
+    NOT_STATED,
+    SET_BY_ROW,
     _all_settings,
     compared_settings,
     full_settings,
@@ -32,9 +32,9 @@ def test_every_setting_has_a_note_and_differences_have_reasons(table_id: str) ->
     assert lines
     for line in lines:
         place = (line.name, line.paper, line.ours, line.rows)
-        assert line.paper != UNREAD, place
+        assert line.paper != NO_NOTE, place
         assert line.agrees is not False or line.why, place
-        assert line.agrees is None or line.paper not in (SILENT, OF_THE_ROW), place
+        assert line.agrees is None or line.paper not in (NOT_STATED, SET_BY_ROW), place
 
 
 @pytest.mark.parametrize("table_id", TABLES)

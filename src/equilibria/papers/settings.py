@@ -19,19 +19,19 @@ from equilibria.solvers import AndersonTypeOne
 from equilibria.tasks import create_task
 from equilibria.training.recipe import recipe_from_data
 
-SILENT = "not stated"
-OF_THE_ROW = "set by the row"
+NOT_STATED = "not stated"
+SET_BY_ROW = "set by the row"
 NONE = "none"
 """Value of a note: the paper does not have this option."""
-EMPTY: tuple[Any, ...] = (None, {}, (), [])
+EMPTY_VALUES: tuple[Any, ...] = (None, {}, (), [])
 PARTS = ("model.", "data.", "training.", "task.")
 OPTIONS = "model.options"
 """Key of a note about all options of a model, except those with a separate note."""
-UNREAD = "not recorded"
-"""No note exists. Unlike `SILENT`, this does not claim that the paper leaves the setting open."""
-SUBJECT = ("model.name", "data.name", "task.name", "task.options.method", "task.options.kind")
+NO_NOTE = "not recorded"
+"""There is no note, which does not mean that the paper leaves the setting open."""
+SUBJECT_KEYS = ("model.name", "data.name", "task.name", "task.options.method", "task.options.kind")
 """Settings that define the table and the row."""
-UNRELATED = (
+NEUTRAL_KEYS = (
     *("about", "threads", "data.root", "data.workers", "data.in_memory", "training.seed"),
     # No data set contains NaN.
     "training.non_finite",
@@ -43,7 +43,7 @@ UNRELATED = (
     *("task.options.attack_share", "task.options.attack_method", "task.options.attack_restarts"),
 )
 """Seeds, and settings that do not change the results."""
-OFF: Mapping[str, Any] = {
+OFF_VALUES: Mapping[str, Any] = {
     "data.validation": 0.0,
     "data.normalize": False,
     "training.autocast": False,
@@ -68,7 +68,7 @@ OFF: Mapping[str, Any] = {
 }
 """Values with which an option is off."""
 RULES = (None, "implicit", "phantom", "one_step")
-ACTS_WITH: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+EFFECTIVE_WITH: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     # Unrolling takes plain steps, or those of a solver object.
     "model.options.solver": ("model.options.gradient.name", RULES),
     "model.options.tolerance": ("model.options.gradient.name", RULES),
@@ -98,7 +98,7 @@ ACTS_WITH: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "task.options.sweeps": ("task.options.engine", ("secant", "anderson", "auto")),
 }
 """For a key, the other key and the values of it (empty: any) with which the key has an effect."""
-OF_A_SEARCH = ("engine", "iterations", "sweeps", "ridge", "tolerance", "outer")
+SEARCH_OPTIONS = ("engine", "iterations", "sweeps", "ridge", "tolerance", "outer")
 """Options of the task "restoration" that apply to generators only, which search for latents."""
 
 
@@ -149,7 +149,7 @@ def compared_settings(table: PaperTable) -> list[SettingLine]:
 def full_settings(row: Row) -> dict[str, Any]:
     """Return the settings of a row's full recipe, with the defaults of its model and task.
 
-    Keys are dotted. Options that are off, or without effect beside the others, are left out.
+    Keys are dotted. Options that are off, or without effect given the others, are omitted.
     """
     return _effective(_all_settings(row))
 
@@ -158,9 +158,9 @@ def _effective(known: Mapping[str, Any]) -> dict[str, Any]:
     active = {
         name: value
         for name, value in known.items()
-        if value not in EMPTY and (name not in OFF or OFF[name] != value)
+        if value not in EMPTY_VALUES and (name not in OFF_VALUES or OFF_VALUES[name] != value)
     }
-    return {name: value for name, value in active.items() if _acts(name, active)}
+    return {name: value for name, value in active.items() if _has_effect(name, active)}
 
 
 def _all_settings(row: Row) -> dict[str, Any]:
@@ -173,11 +173,11 @@ def _all_settings(row: Row) -> dict[str, Any]:
         solves = Solving(**{n: value for n, value in given.items() if value is not None})
         model["options"] |= {n: getattr(solves, n) for n in ("tolerance", "max_iterations")}
     if task["name"] is not None:
-        made: Any = create_task(task["name"], **task["options"])
-        task["options"] = {**_plain(dataclasses.asdict(made)), **task["options"]}
+        task_object: Any = create_task(task["name"], **task["options"])
+        task["options"] = {**_plain(dataclasses.asdict(task_object)), **task["options"]}
         task["options"]["search"] = _search(task["options"].get("joint_options", task["options"]))
         if task["name"] == "restoration" and "decoder" not in model["name"]:
-            for name in (*OF_A_SEARCH, *(f"evaluation_{name}" for name in OF_A_SEARCH)):
+            for name in (*SEARCH_OPTIONS, *(f"evaluation_{name}" for name in SEARCH_OPTIONS)):
                 task["options"].pop(name, None)
     return dict(_leaves(data))
 
@@ -199,10 +199,10 @@ def _search(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _acts(name: str, active: Mapping[str, Any]) -> bool:
-    if name not in ACTS_WITH:
+def _has_effect(name: str, active: Mapping[str, Any]) -> bool:
+    if name not in EFFECTIVE_WITH:
         return True
-    other, values = ACTS_WITH[name]
+    other, values = EFFECTIVE_WITH[name]
     return active.get(other) in values if values else other in active
 
 
@@ -216,7 +216,7 @@ def _of_row(row: Row, seeds: int) -> Iterator[tuple[str, str, str, str, bool | N
         name
         for name in noted
         if name not in ours
-        and name not in ACTS_WITH
+        and name not in EFFECTIVE_WITH
         and name != OPTIONS
         # Leave out options of other models and tasks.
         and (name in known or not name.startswith(PARTS))
@@ -224,14 +224,14 @@ def _of_row(row: Row, seeds: int) -> Iterator[tuple[str, str, str, str, bool | N
     for name in [*ours, *absent]:
         stated = stated_in_paper(row, name)
         value = _shown(ours[name]) if name in ours else "–"
-        if name in SUBJECT or (stated is not None and stated.paper == OF_THE_ROW):
+        if name in SUBJECT_KEYS or (stated is not None and stated.paper == SET_BY_ROW):
             if name in ours:
-                yield name, OF_THE_ROW, value, "" if stated is None else stated.why, None
+                yield name, SET_BY_ROW, value, "" if stated is None else stated.why, None
         elif stated is None:
-            yield name, UNREAD, value, "", None
+            yield name, NO_NOTE, value, "", None
         elif stated.paper is None:
             if name in ours or stated.ours:
-                yield name, SILENT, stated.ours or value, stated.why, None
+                yield name, NOT_STATED, stated.ours or value, stated.why, None
         else:
             source = f" ({stated.source})" if stated.source else ""
             agrees = ours.get(name, NONE) == stated.paper or stated.ours == stated.paper
@@ -277,7 +277,7 @@ def _leaves(data: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any
         name = f"{place}.{key}".lstrip(".")
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, name)
-        elif name not in UNRELATED:
+        elif name not in NEUTRAL_KEYS:
             yield name, list(value) if isinstance(value, tuple) else value
 
 
