@@ -20,7 +20,7 @@ FIGURES: dict[str, tuple[str, str]] = {
     "interval": ("95 % interval, ±", ".2%"),
     "psnr": ("PSNR, mean (dB)", ".2f"),
     "median_psnr": ("PSNR, median (dB)", ".2f"),
-    "measured_psnr": ("PSNR of what was measured, median (dB)", ".2f"),
+    "measured_psnr": ("PSNR of measurements, median (dB)", ".2f"),
 }
 """Label and format by key of an evaluation; other keys are labelled by their name."""
 
