@@ -117,8 +117,9 @@ def _mismatch(exported: eq.exports.Exported) -> str:
         return ""
     if exported.converged is not None and exported.converged < exported.samples:
         return (
-            f"{exported.samples - exported.converged} of {exported.samples} images did not converge "
-            "in the graph; raise --max-iterations, or bound the norms in training (norm: bound)"
+            f"{exported.samples - exported.converged} of {exported.samples} images did not "
+            "converge in the graph; raise --max-iterations, or bound the norms in training "
+            "(norm: bound)"
         )
     if exported.same_classes != exported.samples:
         return "the file and the model predict different classes; lower --tolerance"

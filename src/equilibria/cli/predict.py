@@ -144,8 +144,10 @@ class _Summary:
         self.count += 1
         if self.count <= MAX_ROWS:
             self.first.append(prediction)
-        is_whole = isinstance(prediction, eq.training.Prediction)
-        shares = {prediction.label: 1.0} if is_whole else prediction.classes
+        if isinstance(prediction, eq.training.Prediction):
+            shares = {prediction.label: 1.0}
+        else:
+            shares = dict(prediction.classes)
         self.unanswered += not any(shares)
         for name, share in shares.items():
             total = self.classes[name or "no answer"]

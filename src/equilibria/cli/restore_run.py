@@ -108,7 +108,7 @@ def restore_run(
         Option(
             "--noise",
             "--sigma",
-            help="Standard deviation of the noise as a fraction of the pixel range (25/255 = 0.098).",
+            help="Standard deviation of the noise, a fraction of the pixel range (25/255 = 0.098).",
         ),
     ] = None,
     window: Annotated[
