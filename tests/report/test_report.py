@@ -85,7 +85,7 @@ def test_certified_classes_are_distinguished_from_true_classes(run: RunReport, h
     right = certificate.certified_class & (certificate.prediction == run.certified.labels)
     assert run.certified.count == len(run.certified) == 40
     assert run.certified.wrong == 40 - int(right.sum()) > 20
-    assert f"Of 40 test images 40 have a certified class; {run.certified.wrong} of these" in text
+    assert f"40 of 40 test images have a certified class; {run.certified.wrong} of these" in text
     assert "It can differ from the true label" in text
     assert "class certified, but wrong" in text
     assert "classes certified" not in text

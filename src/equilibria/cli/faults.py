@@ -127,11 +127,9 @@ def complain(*sentences: str) -> None:
 
 
 def unreadable(problems: Sequence[Exception], count: int) -> str:
-    """Describe the images, of `count`, that could not be read; empty if there are none."""
+    """Describe the images, of `count`, that could not be used; empty if there are none."""
     lines = "\n".join(sentence(problem) for problem in problems)
-    return (
-        lines and f"{len(problems)} of {count} images could not be read and were skipped:\n{lines}"
-    )
+    return lines and f"{len(problems)} of {count} images were skipped:\n{lines}"
 
 
 def unanswered(count: float | None, total: int, unit: str = "images") -> str:
