@@ -219,7 +219,9 @@ def test_read_only_output_folder_is_an_error(
 
     monkeypatch.setattr("equilibria.cli.faults.TemporaryFile", refuse)
     sentence = error_of(invoke("evaluate", run, "--draw", tmp_path / "drawn.png"), 2)
-    assert f"{tmp_path}: cannot be written (read-only file system); give a place" in sentence
+    assert (
+        f"{tmp_path}: cannot be written (read-only file system); give a writable path" in sentence
+    )
 
 
 def test_unreadable_images_do_not_stop_predictions(run: Path, tmp_path: Path) -> None:

@@ -89,9 +89,9 @@ def test_area_is_a_step_function() -> None:
     st.booleans(),
 )
 def test_any_numbers_give_a_valid_svg(
-    points: list[tuple[float, float]], log: bool, whole: bool
+    points: list[tuple[float, float]], log: bool, integer_x: bool
 ) -> None:
-    drawn = chart(points, log=log, whole=whole).svg()
+    drawn = chart(points, log=log, integer_x=integer_x).svg()
     ElementTree.fromstring(drawn)
     assert "nan" not in drawn
     assert "inf" not in drawn.replace("info", "")

@@ -160,10 +160,10 @@ def attack(
         )
         return
     attacks = [settings_of(name) for name in methods if uses_all or name == method]
-    where = eq.training.processes.choose_device(device)
+    torch_device = eq.training.processes.choose_device(device)
     if files:
         paths = eq.data.find_images(files)
-        attacked_run = classifier(opened_model(run, where, best))
+        attacked_run = classifier(opened_model(run, torch_device, best))
         attacks[0].check_eps(attacked_run.images.image_shape)
         problems: list[Exception] = []
         skipped: list[str] = []
@@ -171,7 +171,7 @@ def attack(
             attacked_run,
             paths,
             attacks,
-            where,
+            torch_device,
             label=label,
             output=output,
             overwrite=overwrite,
@@ -184,11 +184,16 @@ def attack(
         note_frames(paths)
         complain(unreadable(problems, len(paths)))
     else:
-        experiment = classifier(opened(run, where, best, root))
+        experiment = classifier(opened(run, torch_device, best, root))
         attacks[0].check_eps(experiment.images.image_shape)
         images, labels = experiment.some_test_images(samples or 1000)
         results = _attack_images(
-            experiment.model, images.to(where), labels.to(where), attacks, batch_size, as_json
+            experiment.model,
+            images.to(torch_device),
+            labels.to(torch_device),
+            attacks,
+            batch_size,
+            as_json,
         )
         if draw is not None:
             eq.training.files.write_atomically(
@@ -305,9 +310,9 @@ def _measure_curves(
     """Measure, store and draw accuracy over distances and steps, and certified accuracy."""
     from equilibria.inputs.robustness import SHARES, STEP_COUNTS
 
-    where = eq.training.processes.choose_device(device)
-    experiment = classifier(opened(run, where, best, root))
-    images, labels = (batch.to(where) for batch in experiment.some_test_images(samples))
+    torch_device = eq.training.processes.choose_device(device)
+    experiment = classifier(opened(run, torch_device, best, root))
+    images, labels = (batch.to(torch_device) for batch in experiment.some_test_images(samples))
     methods = eq.inputs.robustness.curve_methods(settings.norm)
     with progress_bar(silent=as_json) as progress:
         task = progress.add_task("attacking", total=len(methods) * (len(SHARES) + len(STEP_COUNTS)))

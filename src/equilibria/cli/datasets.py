@@ -59,11 +59,11 @@ def get_dataset(
     bar = progress_bar(*columns, console=output_console())
     tasks: dict[str, TaskID] = {}
 
-    def report(file: str, here: int, total: int | None) -> None:
+    def report(file: str, received: int, total: int | None) -> None:
         """Show one progress line per file."""
         if file not in tasks:
             tasks[file] = bar.add_task(file, total=total)
-        bar.update(tasks[file], completed=here, total=total)
+        bar.update(tasks[file], completed=received, total=total)
 
     card = eq.data.dataset_card(name)
     base = eq.data.data_root(root) if card.folders else None
@@ -90,7 +90,7 @@ def known_root(root: Path | None) -> Path | None:
 
 
 def whereabouts(card: eq.data.DataSetCard, base: Path | None) -> str:
-    """Return the place of a data set below `base`, "always" if it needs no files, or "no"."""
+    """Return the folder of a data set below `base`, "always" if it needs no files, or "no"."""
     if card.is_own:
         return "yours"
     if not card.folders:

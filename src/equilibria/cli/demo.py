@@ -44,7 +44,7 @@ def demo(
     console = Console(stderr=True) if as_json else output_console()
     changes = [f"model.name={model}", f"training.seed={seed}"]
     changes += [] if epochs is None else [f"training.epochs={epochs}"]
-    where = eq.training.processes.choose_device(device)
+    torch_device = eq.training.processes.choose_device(device)
     recipe = eq.training.load_recipe(PACKAGED / f"{RECIPE}.yaml", changes)
     known = eq.models.model_options(model)
     options = {name: value for name, value in recipe.model.options.items() if name in known}
@@ -62,7 +62,7 @@ def demo(
     except OSError as error:
         raise OSError(f"cannot write the run: {error}; give another folder with --output") from None
     with keeping(run, eq.training.processes.ALONE):
-        history = follow(experiment, run, where, console, eq.training.processes.ALONE)
+        history = follow(experiment, run, torch_device, console, eq.training.processes.ALONE)
         report = eq.report.run_report(experiment, history, name=str(output))
         page = eq.report.report_page([report], page_footer(experiment))
         eq.training.files.write_atomically(run.report, page.encode())

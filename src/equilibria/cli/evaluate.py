@@ -65,10 +65,10 @@ def evaluate(
     Images of another data set are converted to the colors and the size of the run's images.
     """
     check_new(draw, overwrite=overwrite)
-    where = eq.training.processes.choose_device(device)
-    experiment = _opened_on(run, where, best, root, data, options or [])
+    torch_device = eq.training.processes.choose_device(device)
+    experiment = _opened_on(run, torch_device, best, root, data, options or [])
     if draw is not None:
-        eq.training.files.write_atomically(draw, _drawn(experiment, where))
+        eq.training.files.write_atomically(draw, _drawn(experiment, torch_device))
     evaluated = experiment.until_certain() if certified else experiment
     result = evaluated.evaluate()
     share = evaluated.model.share_certified if certified else None

@@ -93,19 +93,19 @@ def explain(
 
 def _show(names: Sequence[str], explanation: eq.report.Explanation) -> None:
     rows = []
-    for place, name in enumerate(names):
-        error = explanation.margin_error(place)
-        terms = explanation.pulls(place)
+    for index, name in enumerate(names):
+        error = explanation.margin_error(index)
+        terms = explanation.pulls(index)
         contributions = sorted(terms, key=lambda term: -abs(term[2]))[:NAMED_TERMS]
         steepest = max(terms, key=lambda term: abs(term[1]), default=None)
         rows.append(
             (
                 name,
-                explanation.name(int(explanation.prediction[place])),
-                explanation.name(int(explanation.rival[place])),
-                f"{float(explanation.margin[place]):.4g}",
+                explanation.name(int(explanation.prediction[index])),
+                explanation.name(int(explanation.rival[index])),
+                f"{float(explanation.margin[index]):.4g}",
                 "" if error is None else f"{error:.1e}",
-                "yes" if explanation.certificate.certified_class[place] else "no",
+                "yes" if explanation.certificate.certified_class[index] else "no",
                 ", ".join(f"{term} {source:+.3g}" for term, _, source in contributions),
                 "" if steepest is None else f"{steepest[0]} {steepest[1]:+.3g}",
             )

@@ -60,10 +60,10 @@ def explore(
     )
     with bind(host, port) as listener:
         host_names = hosts(host, names)
-        place = eq.training.processes.choose_device(device)
+        torch_device = eq.training.processes.choose_device(device)
         cards = eq.models.pretrained_cards().values()
         selected = runs or [Path(card.name) for card in cards if card.task in CLASSIFIERS]
-        explored = [Explored(str(run), opened_model(run, place, best)) for run in selected]
+        explored = [Explored(str(run), opened_model(run, torch_device, best)) for run in selected]
         # The page starts with the first model: one with samples, and among pretrained models the
         # one that is most confident in its first sample.
         explored.sort(

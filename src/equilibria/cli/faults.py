@@ -25,14 +25,14 @@ INTERRUPTED = 130
 MAX_NAMED_FILES = 5
 """Largest number of files that a warning names."""
 
-WRITE = "give a place that can be written, or change its permissions"
+WRITE = "give a writable path, or change its permissions"
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n)"),
     errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
     errno.EIO: "the disk may be failing",
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), WRITE),
-    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR), "give another place"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR), "give another path"),
 }
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.EIO}
 
@@ -74,9 +74,9 @@ def warn(message: Warning | str, *_: object, **__: object) -> None:
 def sentence(error: BaseException) -> str:
     """Return the message of an error, with a remedy if one is known."""
     if isinstance(error, OSError) and error.errno is not None and error.strerror is not None:
-        place = f"{error.filename}: " if error.filename is not None else ""
+        prefix = f"{error.filename}: " if error.filename is not None else ""
         remedy = f"; {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
-        return f"{place}{error.strerror.lower()}{remedy}"
+        return f"{prefix}{error.strerror.lower()}{remedy}"
     if isinstance(error, MemoryError):
         return "out of memory; use smaller batches, images or models"
     return str(error) or type(error).__name__
@@ -159,7 +159,7 @@ def writable_file(path: Path | None) -> Path | None:
 def writable_folder(path: Path | None) -> Path | None:
     """Check that a folder can be written or created; a callback of options."""
     if path is not None:
-        existing = next((place for place in (path, *path.parents) if place.exists()), Path())
+        existing = next((parent for parent in (path, *path.parents) if parent.exists()), Path())
         if not existing.is_dir():
             raise NotADirectoryError(f"{existing} is a file; {path} must be a folder")
         _try_to_write(existing)
@@ -170,7 +170,7 @@ def check_new(*paths: Path | None, overwrite: bool) -> None:
     """Raise FileExistsError if a file exists and `overwrite` is false."""
     existing = next((path for path in paths if path is not None and path.exists()), None)
     if existing is not None and not overwrite:
-        raise FileExistsError(f"{existing} exists; use --overwrite, or give another place")
+        raise FileExistsError(f"{existing} exists; use --overwrite, or give another path")
 
 
 STANDARD_OUTPUT = Path("-")

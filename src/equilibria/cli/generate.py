@@ -59,7 +59,7 @@ def generate(
     """Draw new images and reconstructions with a trained generator, and measure both."""
     reconstructions = output.with_name(f"{output.stem}-reconstructions{output.suffix}")
     check_new(output, reconstructions, overwrite=overwrite)
-    where = eq.training.processes.choose_device(device)
+    torch_device = eq.training.processes.choose_device(device)
     common: dict[str, Any] = {
         "samples": samples,
         "density": density,
@@ -68,13 +68,15 @@ def generate(
     }
     written = [output]
     try:
-        experiment = opened(run, where, best, root)
+        experiment = opened(run, torch_device, best, root)
     except eq.data.MissingDataError as missing:
         warn(
             f"the samples are not compared with images, because the data set is missing: {missing}"
         )
-        chosen = opened_model(run, where, best)
-        result, drawn = eq.report.generation.generate_without_data(chosen, where, run, **common)
+        chosen = opened_model(run, torch_device, best)
+        result, drawn = eq.report.generation.generate_without_data(
+            chosen, torch_device, run, **common
+        )
     else:
         # Runs store latents of their last weights, not of their best.
         known = None if best else eq.training.packed.kept_latents(run)
@@ -85,7 +87,13 @@ def generate(
                 progress.update(task, description=step, completed=done, total=total)
 
             result, drawn, reconstructed = eq.report.generate(
-                experiment, where, folder=run, images=images, known=known, on_step=show, **common
+                experiment,
+                torch_device,
+                folder=run,
+                images=images,
+                known=known,
+                on_step=show,
+                **common,
             )
         eq.training.files.write_atomically(reconstructions, reconstructed.png())
         written.append(reconstructions)

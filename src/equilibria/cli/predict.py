@@ -79,9 +79,9 @@ def predict(
     from equilibria.report.segmentation import predict_pixels
 
     check_table(table, as_json=as_json, overwrite=overwrite)
-    where = eq.training.processes.choose_device(device)
+    torch_device = eq.training.processes.choose_device(device)
     files = eq.data.find_images(images)
-    opened = opened_model(run, where, best)
+    opened = opened_model(run, torch_device, best)
     if not opened.task.names_classes:
         task = opened.recipe.task.name
         raise ValueError(
@@ -94,7 +94,7 @@ def predict(
             raise ValueError("--certified needs a run that classifies whole images, not pixels")
         writable_folder(output)
         predictions = predict_pixels(
-            opened, files, where, output, problems.append, top=top, overwrite=overwrite
+            opened, files, torch_device, output, problems.append, top=top, overwrite=overwrite
         )
         columns = _pixel_columns(opened.images.class_names)
     else:
@@ -144,10 +144,11 @@ class _Summary:
         self.count += 1
         if self.count <= MAX_ROWS:
             self.first.append(prediction)
+        shares: dict[str | None, float]
         if isinstance(prediction, eq.training.Prediction):
             shares = {prediction.label: 1.0}
         else:
-            shares = dict(prediction.classes)
+            shares = {**prediction.classes}
         self.unanswered += not any(shares)
         for name, share in shares.items():
             total = self.classes[name or "no answer"]

@@ -63,7 +63,7 @@ def report(
         page = eq.training.RunFolder(runs[0]).report if len(runs) == 1 else SEVERAL
     # The report in the folder of a run may be replaced.
     check_new(writable_file(page), overwrite=overwrite or (output is None and len(runs) == 1))
-    where = eq.training.processes.choose_device(device)
+    torch_device = eq.training.processes.choose_device(device)
     names = [str(runs[0])] if len(runs) == 1 else [run.name for run in read_runs(runs)]
     reports = []
     with progress_bar() as bar:
@@ -71,7 +71,7 @@ def report(
         for run, name in zip(runs, names, strict=True):
             result = eq.report.stored.report_of(
                 run,
-                device=where,
+                device=torch_device,
                 weights="best" if best else "last",
                 root=root,
                 quick=quick,

@@ -119,10 +119,10 @@ def reproduce(
     if dry_run:
         _show_plan(plan)
         return
-    where = eq.training.processes.choose_device(device)
+    torch_device = eq.training.processes.choose_device(device)
     eq.papers.runner.check_data(plan)
     writable_folder(output)
-    count = (workers or os.cpu_count() or 1) if quick and where.type == "cpu" else None
+    count = (workers or os.cpu_count() or 1) if quick and torch_device.type == "cpu" else None
     console = Console(stderr=True) if as_json else output_console()
     display = _Display(console, plan, len(plan.unfinished()))
     outcomes: list[eq.papers.jobs.JobOutcome] = []
@@ -130,7 +130,9 @@ def reproduce(
         with (
             display.progress,
             closing(
-                eq.papers.carry_out(plan, workers=count, device=where, on_epoch=display.on_epoch)
+                eq.papers.carry_out(
+                    plan, workers=count, device=torch_device, on_epoch=display.on_epoch
+                )
             ) as running,
         ):
             for outcome in running:

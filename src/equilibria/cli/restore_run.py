@@ -169,9 +169,13 @@ def restore_run(
 
     options = given(noise=noise, window=window, width=blur, factor=factor)
     _check_arguments(run, images, test, takes_files=resize or mask is not None)
-    where = eq.training.processes.choose_device(device)
+    torch_device = eq.training.processes.choose_device(device)
     files = eq.data.find_images(images or [])
-    chosen = opened_model(run, where, best) if test is None else opened(run, where, best, root)
+    chosen = (
+        opened_model(run, torch_device, best)
+        if test is None
+        else opened(run, torch_device, best, root)
+    )
     damage = eq.tasks.restoring.chosen_damage(chosen.model, chosen.task, task, **options)
     restorer = eq.tasks.restoring.restorer_of(
         chosen.model,
@@ -191,7 +195,7 @@ def restore_run(
                 chosen,
                 restorer,
                 damage,
-                originals.to(where),
+                originals.to(torch_device),
                 output,
                 torch.Generator().manual_seed(seed),
                 partial(bar.track, description="restoring"),
@@ -212,7 +216,7 @@ def restore_run(
         run=chosen,
         restorer=restorer,
         damage=damage,
-        device=where,
+        device=torch_device,
         seed=seed,
         simulate=simulate,
         mask=mask,

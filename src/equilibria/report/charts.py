@@ -59,7 +59,7 @@ class Chart:
     """Alternative text for screen readers."""
     log: bool = False
     """Whether the y-axis is logarithmic."""
-    whole: bool = False
+    integer_x: bool = False
     """Whether ticks of the x-axis are whole numbers."""
     limits: tuple[float, float] | None = None
     """Limits of the y-axis; by default those of the points."""
@@ -146,7 +146,7 @@ class Chart:
             low, high = bottom - outside, top + outside
         axes.set_ylim(bottom, top)
         axes.xaxis.set_major_locator(
-            MaxNLocator(nbins=5, steps=STEPS, integer=self.whole, min_n_ticks=1)
+            MaxNLocator(nbins=5, steps=STEPS, integer=self.integer_x, min_n_ticks=1)
         )
         axes.xaxis.set_major_formatter(_number)
         return low, high

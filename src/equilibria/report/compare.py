@@ -377,12 +377,12 @@ def _draw(
 
     longest = max((run.total(CPU) or 0.0 for run in runs), default=0.0)
     unit, unit_name = style.time_unit(longest)
-    for place, (run, line) in enumerate(zip(runs, lines, strict=True)):
+    for index, (run, line) in enumerate(zip(runs, lines, strict=True)):
         times = [seconds / unit for seconds in run.running_total(CPU)]
         if over_time and not times:
             continue
         along = [times[at] if over_time else run.epochs[at]["epoch"] for at, _ in line]
-        look = style.series(place)
+        look = style.series(index)
         mark = look.pop("marker")
         axis.plot(along, [value for _, value in line], linewidth=WIDTH, **look)
         # The mark shows the end of a run, and runs of a single epoch, which have no line.

@@ -63,7 +63,7 @@ class Convergence:
         return bool((self.objective.diff(dim=0) <= rounding).all())
 
     def excess(self) -> Tensor | None:
-        """Return G(y_k) − G(y*), with NaN where the difference is a rounding error."""
+        """Return G(y_k) − G(y*), shape (iterations, problems), NaN for rounding errors."""
         if self.objective is None or self.minimum is None:
             return None
         difference = self.objective - self.minimum

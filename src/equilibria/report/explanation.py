@@ -101,7 +101,7 @@ class Explanation:
         return len(self.images)
 
     def truth(self, place: int) -> int | None:
-        """Return the true class of an image; None if unknown."""
+        """Return the true class of the image with index `place`; None if unknown."""
         return self.truths[place] if self.truths else None
 
     @property
@@ -115,7 +115,10 @@ class Explanation:
         return "no answer" if index < 0 else self.class_names[index]
 
     def pulls(self, place: int) -> list[tuple[str, float, float]]:
-        """Return (term, ∂margin/∂term, share of the margin) for an image, the head last."""
+        """Return (term, ∂margin/∂term, share of the margin) of the image with index `place`.
+
+        The last row has the biases of the head; empty without contributions.
+        """
         parts = self.contributions
         if parts is None:
             return []
@@ -124,7 +127,7 @@ class Explanation:
         return [*rows, ("head biases", 0.0, float(parts.head[place]))]
 
     def margin_error(self, place: int) -> float | None:
-        """Return a bound on the distance to the margin at the exact equilibrium, if known."""
+        """Return a bound on the error of the margin of the image with index `place`, if known."""
         certificate, other = self.certificate, int(self.rival[place])
         if certificate.margin_error.shape[1] <= other or int(certificate.prediction[place]) < 0:
             return None
@@ -153,7 +156,7 @@ class Explanation:
         ]
 
     def html(self, title: str, footer: str = "") -> str:
-        """Return a self-contained HTML page."""
+        """Return a self-contained HTML page with a title and a last line `footer`."""
         from equilibria.report.html import explanation_page
 
         return explanation_page(self, title, footer)

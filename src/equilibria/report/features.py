@@ -47,8 +47,8 @@ def relations(features: Sequence[Tensor]) -> Relations:
     pairs = [resampled_pair(i, j) for i in range(count) for j in {(i - 1) % count, (i + 1) % count}]
     similar = torch.stack([heritage(*pair) for pair in pairs]).sum(0) / (count * channels)
     diverse = torch.stack([diversity(*pair) for pair in pairs]).sum(0)
-    one, other = resampled_pair(0, 1 % count)
-    products = (other[0].flatten(1) @ one[0].flatten(1).T).abs()
+    first, second = resampled_pair(0, 1 % count)
+    products = (second[0].flatten(1) @ first[0].flatten(1).T).abs()
     return Relations(
         heritage=similar,
         diversity=diverse / (count * (channels**2 - channels)),

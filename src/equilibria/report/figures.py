@@ -68,7 +68,7 @@ def convergence_charts(picard: Convergence, other: Convergence | None = None) ->
                 description=f"The hidden objective minus its minimum over the iterations of "
                 f"{picard.solver}, for {count} images, on a logarithmic axis.",
                 log=True,
-                whole=True,
+                integer_x=True,
             )
         )
     series = _bundle(picard.residual, picard.stops, picard.solver)
@@ -89,7 +89,7 @@ def convergence_charts(picard: Convergence, other: Convergence | None = None) ->
             description=f"The residual over the iterations of {picard.solver}, for {count} "
             f"images, on a logarithmic axis{comparison}.",
             log=True,
-            whole=True,
+            integer_x=True,
         )
     )
     return charts
@@ -108,7 +108,7 @@ def training_charts(history: Sequence[EpochMetrics]) -> list[Chart]:
             description=f"The training loss over {len(history)} epochs, from {values[0]:.3g} to "
             f"{values[-1]:.3g}.",
             log=min(values) > 0 and max(values) > LEAST_FACTOR * min(values),
-            whole=True,
+            integer_x=True,
         )
     ]
     counts = [(m.epoch, m.mean_iterations) for m in history if m.mean_iterations is not None]
@@ -122,7 +122,7 @@ def training_charts(history: Sequence[EpochMetrics]) -> list[Chart]:
                 series=[Series(counts, color="second")],
                 description=f"The mean number of iterations of a solve over {len(history)} epochs, "
                 f"from {counts[0][1]:.1f} to {counts[-1][1]:.1f}.",
-                whole=True,
+                integer_x=True,
                 limits=(0.0, 1.15 * most or 1.0),
             )
         )
@@ -193,7 +193,7 @@ def robustness_charts(curves: RobustnessCurves) -> list[Chart]:
                 series=steps,
                 description="The accuracy under attack over the steps of each search, at a "
                 f"distance of {curves.step_eps:g}.",
-                whole=True,
+                integer_x=True,
                 limits=(0.0, 1.0),
             )
         )

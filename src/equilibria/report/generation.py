@@ -181,16 +181,16 @@ class _Steps:
         self.done += 1
 
 
-def known_latents(place: Path) -> Tensor:
+def known_latents(path: Path) -> Tensor:
     """Return the latents of training images stored in a run or a file.
 
     Raises:
         FileNotFoundError: If there are none.
     """
-    latents = kept_latents(place)
+    latents = kept_latents(path)
     if latents is None:
         raise FileNotFoundError(
-            f"{place} has no stored latents (latents.safetensors) to fit a density to; give the "
+            f"{path} has no stored latents (latents.safetensors) to fit a density to; give the "
             "folder of its data set with --root, or train it again"
         )
     return latents

@@ -100,22 +100,22 @@ def _picture(image: Tensor) -> str:
     return f"data:image/png;base64,{base64.b64encode(image_png(image)).decode('ascii')}"
 
 
-def _saliency(explanation: Explanation, place: int) -> str | None:
+def _saliency(explanation: Explanation, index: int) -> str | None:
     """Return the image overlaid with its Grad-CAM map, if there is one."""
     if explanation.saliency is None:
         return None
-    batch = slice(place, place + 1)
+    batch = slice(index, index + 1)
     return _picture(overlaid(explanation.images[batch].float(), explanation.saliency[batch])[0])
 
 
-def _gradient(explanation: Explanation, place: int) -> str:
+def _gradient(explanation: Explanation, index: int) -> str:
     """Draw the gradient: making red pixels brighter increases the margin, blue ones reduce it."""
-    return _picture(signed(explanation.gradient[place].float().mean(dim=0)))
+    return _picture(signed(explanation.gradient[index].float().mean(dim=0)))
 
 
-def _attention(explanation: Explanation, place: int) -> list[str]:
+def _attention(explanation: Explanation, index: int) -> list[str]:
     """Return β of each branch, averaged over the groups of channels."""
-    maps = [beta[place].float().mean(dim=0) for beta in explanation.attention]
+    maps = [beta[index].float().mean(dim=0) for beta in explanation.attention]
     return [_heat(beta) for beta in maps if min(beta.shape) > 1]
 
 
@@ -137,9 +137,9 @@ def _heat(values: Tensor) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def _bars(explanation: Explanation, place: int) -> list[dict[str, Any]]:
+def _bars(explanation: Explanation, index: int) -> list[dict[str, Any]]:
     """Return the terms of an image with the widths of their bars, in percent of half a line."""
-    rows = explanation.pulls(place)
+    rows = explanation.pulls(index)
     largest = max((max(abs(pull), abs(source)) for _, pull, source in rows), default=0.0) or 1.0
 
     def rounded(value: float) -> float:

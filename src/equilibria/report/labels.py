@@ -108,7 +108,7 @@ def certificate_reasons(certificate: Certificate) -> list[str]:
     return [f"{times} of {len(certificate)}: {reason}" for reason, times in counted]
 
 
-def nearest_rival(certificate: Certificate, place: int) -> tuple[float, float] | None:
+def nearest_rival(certificate: Certificate, index: int) -> tuple[float, float] | None:
     """Return the smallest margin of an image to another class, and the bound on its error.
 
     Examples:
@@ -119,10 +119,10 @@ def nearest_rival(certificate: Certificate, place: int) -> tuple[float, float] |
         >>> margin > error
         True
     """
-    predicted = int(certificate.prediction[place])
+    predicted = int(certificate.prediction[index])
     if predicted < 0 or certificate.margin.shape[1] < 2:
         return None
     rivals = torch.arange(certificate.margin.shape[1]) != predicted
-    margins = certificate.margin[place].cpu()[rivals]
+    margins = certificate.margin[index].cpu()[rivals]
     nearest = int(margins.argmin())
-    return float(margins[nearest]), float(certificate.margin_error[place].cpu()[rivals][nearest])
+    return float(margins[nearest]), float(certificate.margin_error[index].cpu()[rivals][nearest])

@@ -180,8 +180,8 @@ class RunReport:
         if self.convergence is not None:
             facts.append(("Contraction bound q", self.convergence.contraction, ".3f"))
             if self.convergence.objective is not None:
-                for label, place in (("first step", 0), ("equilibrium", -1)):
-                    mean = float(self.convergence.objective[place].mean())
+                for label, iteration in (("first step", 0), ("equilibrium", -1)):
+                    mean = float(self.convergence.objective[iteration].mean())
                     facts.append((f"Hidden objective, {label}", mean, ",.2f"))
         if self.calibration is not None:
             facts.append(("Expected calibration error", self.calibration.error, ".3f"))

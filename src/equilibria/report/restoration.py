@@ -64,8 +64,8 @@ def photo_sheet(name: str, restored: Restored, variation: Tensor | None = None) 
         row = SHEET_WIDTH / 2 * min(max(height / width, 0.7), 1.5) + 0.35
         figure: Any = Figure(figsize=(SHEET_WIDTH, 2 * row + 0.45), layout="constrained")
         grid = figure.add_gridspec(2, 2)
-        for place, (title, crop) in enumerate(crops.items()):
-            axis = figure.add_subplot(grid[divmod(place, 2)])
+        for index, (title, crop) in enumerate(crops.items()):
+            axis = figure.add_subplot(grid[divmod(index, 2)])
             image = crop.clamp(0, 1).permute(1, 2, 0)
             gray = {"cmap": "gray", "vmin": 0, "vmax": 1} if image.shape[2] == 1 else {}
             pixels = (image.squeeze(2) if gray else image).numpy()
@@ -80,8 +80,8 @@ def photo_sheet(name: str, restored: Restored, variation: Tensor | None = None) 
             curve.plot(values.numpy(), color=LIGHT.second, label="each iteration", **dots)
             curve.legend(frameon=False)
         weight = "" if restored.strength in (None, 1) else f", λ = {restored.strength:.3g}"
-        where = " (center)" if restored.traces_tile else ""
-        curve.set_title(f"objective{where}{weight}")
+        part = " (center)" if restored.traces_tile else ""
+        curve.set_title(f"objective{part}{weight}")
         count_along(curve, "iteration")
         dress_axes(curve)
         figure.suptitle(wrapped(f"{name}: {restored.statement}", 64), fontsize=TEXT)

@@ -245,15 +245,15 @@ def _sheet(
     )
     # Small images are enlarged without smoothing: they stay sharp, and the file is half as large.
     how = "nearest" if side < panel_width * DOTS else "antialiased"
-    for place, panel in enumerate(panel for row in rows for panel in row):
-        axis = figure.add_subplot(len(rows), columns, place + 1)
+    for index, panel in enumerate(panel for row in rows for panel in row):
+        axis = figure.add_subplot(len(rows), columns, index + 1)
         axis.imshow(panel.numpy(), interpolation=how)
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
-        if place < columns:
-            axis.set_title(titles[place], color=LIGHT.ink, fontsize=TITLE)
-        if notes and place % columns == columns - 1:
-            axis.set_xlabel(notes[place // columns], color=LIGHT.ink, fontsize=SMALL)
+        if index < columns:
+            axis.set_title(titles[index], color=LIGHT.ink, fontsize=TITLE)
+        if notes and index % columns == columns - 1:
+            axis.set_xlabel(notes[index // columns], color=LIGHT.ink, fontsize=SMALL)
     patches = [Patch(color=color, label=label) for label, color in legend.items()]
     legend_below(figure, patches, in_line)
     return figure_png(figure)
