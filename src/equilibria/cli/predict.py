@@ -144,11 +144,10 @@ class _Summary:
         self.count += 1
         if self.count <= MAX_ROWS:
             self.first.append(prediction)
-        shares: dict[str | None, float]
         if isinstance(prediction, eq.training.Prediction):
-            shares = {prediction.label: 1.0}
+            shares = {prediction.label or "": 1.0}
         else:
-            shares = {**prediction.classes}
+            shares = prediction.classes
         self.unanswered += not any(shares)
         for name, share in shares.items():
             total = self.classes[name or "no answer"]
