@@ -56,7 +56,7 @@ def generate(
     as_json: JsonObject = False,
     device: Device = "auto",
 ) -> None:
-    """Draw new images and reconstructions with a trained generator, and measure both."""
+    """Draw samples and reconstructions with a trained generator, and measure their quality."""
     reconstructions = output.with_name(f"{output.stem}-reconstructions{output.suffix}")
     check_new(output, reconstructions, overwrite=overwrite)
     torch_device = eq.training.processes.choose_device(device)
