@@ -46,7 +46,7 @@ def test_evaluate_counts_unanswered_images_as_wrong(broken: Path) -> None:
     assert "0.00%" in table.stdout
 
 
-def test_predict_reports_unanswered_images(broken: Path, tmp_path: Path) -> None:
+def test_predict_reports_missing_answers(broken: Path, tmp_path: Path) -> None:
     file = tmp_path / "digit.png"
     Image.new("L", (8, 8), 100).save(file)
     result = invoke("predict", broken, file)
@@ -60,7 +60,7 @@ def test_predict_reports_unanswered_images(broken: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.filterwarnings("ignore:the backward solve")
-def test_attack_reports_unanswered_images(broken: Path, tmp_path: Path) -> None:
+def test_attack_reports_missing_answers(broken: Path, tmp_path: Path) -> None:
     options = ("--eps", 0.3, "--steps", 2, "--samples", 12)
     drawn = tmp_path / "attack.png"
     result = invoke("attack", broken, *options, "--method", "all", "--json", "--draw", drawn)
@@ -83,7 +83,7 @@ def restorer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return poison(run)
 
 
-def test_restore_run_reports_unanswered_images(restorer: Path, tmp_path: Path) -> None:
+def test_restore_run_reports_missing_answers(restorer: Path, tmp_path: Path) -> None:
     file = tmp_path / "digit.png"
     Image.new("L", (8, 8), 100).save(file)
     output = ("--output", tmp_path / "drawn")

@@ -140,7 +140,7 @@ def test_a_model_of_one_size_says_so(folder: Path, tmp_path: Path) -> None:
     assert [Path(f["file"]).name for f in json.loads(result.stdout)] == ["8.png"]
     said = " ".join(result.stderr.split())
     assert "20.png has 20×20 pixels, but ae-conv needs 8×8" in said
-    assert "--resize restores a framed copy" in said
+    assert "use --resize to restore a copy" in said
     (found,) = restored(run, large, "--resize", "--output", tmp_path / "resized")
     assert read(found["restored"]).shape == (1, 8, 8)
 
@@ -176,7 +176,7 @@ def test_a_mask_has_the_size_of_its_picture(folder: Path, tmp_path: Path) -> Non
     assert "a mask must have the size of the image" in " ".join(result.output.split())
     none = invoke("restore-run", run, file, "--output", tmp_path / "none")
     assert none.exit_code == 2
-    assert "Give --mask an image" in " ".join(none.output.split())
+    assert "inpaint needs --mask" in " ".join(none.output.split())
 
 
 def test_a_flat_folder_of_pictures_trains_a_denoiser(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from equilibria.cli.images import classifier
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from equilibria.report.attacked_files import AttackedFile
+    from equilibria.report.file_attacks import AttackedFile
 
 
 @command(
@@ -112,7 +112,7 @@ def attack(
 
     With FILES, these images are attacked, and the data set of the run is not needed.
     """
-    from equilibria.report.attacked_files import attack_files
+    from equilibria.report.file_attacks import attack_files
 
     methods: tuple[eq.inputs.attack_settings.AttackMethod, ...] = get_args(
         eq.inputs.attack_settings.AttackMethod

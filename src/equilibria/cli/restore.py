@@ -14,7 +14,7 @@ import equilibria as eq
 from equilibria.cli.app import JsonList, OverwriteFiles, Seed, command
 from equilibria.cli.console import print_json, progress_bar, say, shown
 from equilibria.cli.faults import complain, note_frames, unreadable, writable_folder
-from equilibria.cli.restored import (
+from equilibria.cli.restoration_options import (
     check_mask,
     given,
     hidden_pixels,
@@ -129,7 +129,7 @@ def restore(
         warn_of_assumption(damage, simulate=simulate)
     problems: list[Exception] = []
     with progress_bar(silent=as_json) as bar:
-        work = _restored_files(
+        work = _restore_files(
             files,
             output,
             _Photos(
@@ -173,7 +173,7 @@ class _Photos:
         )
 
 
-def _restored_files(
+def _restore_files(
     files: Sequence[Path],
     output: Path,
     photos: _Photos,

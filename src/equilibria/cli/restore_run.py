@@ -32,8 +32,8 @@ from equilibria.cli.faults import (
     unreadable,
     writable_folder,
 )
-from equilibria.cli.restored import given, print_known, warn_of_assumption
-from equilibria.cli.restored_files import BATCH, FileRestoration, RestoredImage
+from equilibria.cli.file_restoration import BATCH, FileRestoration, RestoredImage
+from equilibria.cli.restoration_options import given, print_known, warn_of_assumption
 
 if TYPE_CHECKING:
     import torch

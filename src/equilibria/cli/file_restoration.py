@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import equilibria as eq
-from equilibria.cli.restored import check_mask, hidden_pixels
+from equilibria.cli.restoration_options import check_mask, hidden_pixels
 
 if TYPE_CHECKING:
     import torch

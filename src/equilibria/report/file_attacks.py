@@ -81,7 +81,7 @@ def attack_files(
     Examples:
         >>> from pathlib import Path
         >>> eq.data.image_from_tensor(eq.data.load_digits().test.images[0]).save("zero.png")
-        >>> from equilibria.report.attacked_files import attack_files
+        >>> from equilibria.report.file_attacks import attack_files
         >>> from equilibria.training.experiment import trained_model
         >>> run = trained_model("digits-opteq")
         >>> attack, cpu = eq.inputs.AttackSettings(eps=0.5), torch.device("cpu")
