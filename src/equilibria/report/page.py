@@ -32,8 +32,8 @@ from equilibria.training.experiment import Experiment
 
 UNKNOWN = "not known"
 CANDIDATES, CERTIFIED, FOLLOWED, ATTACKED = 360, 64, 64, 100
-"""Largest number of test images from which examples are chosen, that are certified, whose solves
-are recorded, and that are attacked."""
+"""Largest number of test images for the choice of examples, for certification, for recorded solves,
+and for attacks."""
 MAX_STATE_NUMBERS = 2**23
 """Largest number of values in the states of these images; it limits their number for large
 models."""
@@ -43,7 +43,7 @@ EXAMPLES, MISTAKES = 9, 4
 MAIN_ROWS = ("Class certified", "Certified and right", "Radius")
 """Prefixes of the labels of certificate rows that are always visible."""
 MAX_DISTANCE = 1.0
-"""Largest L2 distance of attacks, for images of up to 1000 values; it grows with their root."""
+"""Largest L2 distance of attacks on images of up to 1000 values; it grows as √values beyond."""
 
 
 @dataclass(frozen=True)
