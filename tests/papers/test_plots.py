@@ -144,4 +144,4 @@ def test_redraw_writes_figures_from_records(tmp_path: Path) -> None:
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".json", ".png"]
     refused = invoke("reproduce", "--redraw", tmp_path / "nothing")
     assert refused.exit_code == 2
-    assert "holds no record of a table" in refused.output
+    assert "has no records of tables" in refused.output

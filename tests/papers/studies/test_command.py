@@ -43,8 +43,11 @@ def test_settings_of_a_study_are_listed() -> None:
         (["digits", "epochs=many"], "the study digits: epochs: Input should be a valid integer"),
         (["certified"], "runs: Field required"),
         (["hdh"], "unknown table or study 'hdh'; did you mean 'hhd'"),
-        (["opteq-t3", "epochs=1"], "a table has no KEY=VALUE settings, got 'epochs=1'"),
-        (["digits", "--dry-run"], "the study digits has no --dry-run"),
+        (
+            ["opteq-t3", "epochs=1"],
+            "KEY=VALUE settings are for studies, and opteq-t3 is a table; remove 'epochs=1'",
+        ),
+        (["digits", "--dry-run"], "--dry-run is for tables, and digits is a study"),
     ],
 )
 def test_wrong_settings_raise(given: list[str], message: str) -> None:
