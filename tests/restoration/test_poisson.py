@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equilibria.operators import Identity
 from equilibria.restoration import PhotoRestorer, Poisson, RestorationProblem
-from equilibria.restoration.photons import MOST_TABULATED, Anscombe
+from equilibria.restoration.photons import MAX_TABULATED, Anscombe
 from equilibria.tasks.image_quality import picture_psnr
 
 DRAWS = 200_000
@@ -65,7 +65,7 @@ def test_the_inverse_rises_and_is_continuous_where_the_table_ends() -> None:
     found = scale.back(torch.linspace(-0.2, 1.2, 20_001, dtype=torch.float64)) * 500
     assert bool((found.diff() >= -1e-9).all())
     assert float(found[0]) == 0
-    near = (found[1:] - MOST_TABULATED).abs() < 2
+    near = (found[1:] - MAX_TABULATED).abs() < 2
     assert float(found.diff()[near].max()) < 0.1
 
 
