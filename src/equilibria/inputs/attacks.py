@@ -434,8 +434,8 @@ def _logits(attacked: AttackedModel, images: Tensor, labels: Tensor) -> Tensor:
 def _checked(images: Tensor, labels: Tensor, settings: AttackSettings) -> tuple[Tensor, Tensor]:
     """Return copies of images and labels; raise an error if they do not fit."""
     if not isinstance(images, Tensor) or not images.is_floating_point():
-        got = images.dtype if isinstance(images, Tensor) else type(images).__name__
-        raise TypeError(f"images must be a floating-point tensor, got {got}")
+        kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
+        raise TypeError(f"images must be a floating-point tensor, got {kind}")
     if images.dim() < 2 or len(images) == 0:
         raise ValueError(
             f"images must have shape (B, ...) with at least one image, got {tuple(images.shape)}"
