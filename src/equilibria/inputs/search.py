@@ -114,7 +114,7 @@ class Search:
             lag = torch.maximum(evaluation.state_residual, evaluation.adjoint_residual)
             residual = lag
             if bool((lag <= max(self.tolerance, method.residual_limit)).any()):
-                # Far above every limit the residual of x cannot matter: do not compute it.
+                # Elsewhere the residual of z and μ alone is above all limits.
                 of_x = self.steps.residual(current.x, evaluation.gradient, scale)
                 residual = torch.maximum(lag, of_x)
             diverged |= running & ~finite

@@ -36,7 +36,7 @@ class MomentumEngine(Engine):
     The other arguments are those of `Engine`.
 
     Notes:
-        The cosine decay needs about 20 % fewer steps than a linear one.
+        A linear decay needs about 20 % more steps than the cosine.
     """
 
     name: str = "momentum"

@@ -47,10 +47,10 @@ def official(
 ) -> MixingEngine:
     """Build the paper's algorithm: Eq. 11, every step mixed by Anderson's method, type I.
 
-    As in the paper, z and μ start at zero, there is one sweep per step, the loss is
-    not scaled, α_x drops after 65 iterations, and the result is the iterate of the lowest cost. The
-    mixing has no ridge, cap or restart; rows whose system has no solution take a plain step. x is
-    projected in the map and again after mixing.
+    As in the paper, z and μ start at zero, there is one sweep per step, the loss is not scaled, α_x
+    drops after 65 iterations, and the result is the iterate of the lowest cost. The mixing has no
+    ridge, cap or restart; rows whose system has no solution take a plain step. x is projected in
+    the map and again after mixing.
 
     Args:
         task: Key of `PAPER_SETTINGS`.
