@@ -33,7 +33,7 @@ from equilibria.tasks.image_quality import picture_psnr
 NOISE = 25 / 255
 
 
-def chance(seed: int = 0) -> torch.Generator:
+def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
@@ -48,7 +48,7 @@ def gray(image: Tensor) -> Tensor:
 
 
 def noisy(image: Tensor, noise: float = NOISE, seed: int = 0) -> Tensor:
-    return image + noise * torch.randn(image.shape, generator=chance(seed), dtype=image.dtype)
+    return image + noise * torch.randn(image.shape, generator=seeded(seed), dtype=image.dtype)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_minimizer_does_not_depend_on_start_and_solver(
         eq.Accelerated(stop=stop, max_iterations=5000),
     ]
     for seed in range(10):
-        start = 2 * torch.rand(x.shape, generator=chance(seed), dtype=x.dtype)
+        start = 2 * torch.rand(x.shape, generator=seeded(seed), dtype=x.dtype)
         restored = restorer.restore(x, start=start, solver=solvers[seed % 3])
         assert bool(restored.solution.converged.all())
         assert (restored.images - expected).abs().max() < 1e-4
@@ -150,7 +150,7 @@ def test_prior_outperforms_total_variation_on_other_damage(
     prior: eq.energies.OpponentPrior, damage: Damage
 ) -> None:
     clean = photograph(side=48)
-    problem = damage.corrupt(clean, chance())
+    problem = damage.corrupt(clean, seeded())
     restored = PhotoRestorer(prior, strength=1.0).restore(problem)
     assert restored.images.shape == clean.shape
     assert restored.bound is None  # There may be several minimizers.
@@ -168,14 +168,14 @@ def test_improvement_by_nearby_pictures_is_within_the_bound(
     prior: eq.energies.OpponentPrior, damage: Damage
 ) -> None:
     """Checked along the negative gradient, a random direction, and a smooth random direction."""
-    problem = damage.corrupt(photograph(side=24), chance())
+    problem = damage.corrupt(photograph(side=24), seeded())
     restored = PhotoRestorer(prior, strength=1.0).restore(problem)
     y, cell, context = restored.solution.state, restored.cell, restored.solution.context
     assert isinstance(y, Tensor)
     objective = cell.objective(context)
     gradient = objective.gradient(y)
     assert isinstance(gradient, Tensor)
-    random = torch.randn(y.shape, generator=chance(1), dtype=y.dtype)
+    random = torch.randn(y.shape, generator=seeded(1), dtype=y.dtype)
     smooth = torch.nn.functional.avg_pool2d(random, 3, stride=1, padding=1)
     for radius in (1 / 255, 0.1):
         gain = restored.gain_within(radius)
@@ -275,7 +275,7 @@ def test_tiles_agree_with_the_whole_picture(prior: eq.energies.OpponentPrior) ->
 
 def test_discrepancy_principle_matches_the_noise(prior: eq.energies.OpponentPrior) -> None:
     clean = gray(photograph(side=48))
-    problem = Deblurring(1.2, 0.03).corrupt(clean, chance())
+    problem = Deblurring(1.2, 0.03).corrupt(clean, seeded())
 
     def misfit(strength: float) -> float:
         restored = PhotoRestorer(prior, strength=strength).restore(problem)
@@ -424,7 +424,7 @@ def test_first_guess_of_super_resolution_is_smooth(prior: eq.energies.OpponentPr
     assert (22 * slopes - 1).abs().max() < 0.25  # The slopes of blocks are 0 and 2.
     axis = torch.arange(48.0, dtype=torch.float64)
     edge = (axis[:, None] - axis[None, :] / 12 - 20).clamp(0, 1).expand(1, 1, 48, 48)
-    problem = SuperResolution(2, 1 / 255).corrupt(edge, chance())
+    problem = SuperResolution(2, 1 / 255).corrupt(edge, seeded())
     smooth, blocks = (
         restorer.restore(problem.measured, problem.measurement, start=start)
         for start in (None, problem.about.first_picture(problem.measured))

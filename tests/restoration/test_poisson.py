@@ -18,13 +18,13 @@ from equilibria.tasks.image_quality import picture_psnr
 DRAWS = 200_000
 
 
-def chance() -> torch.Generator:
+def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
 def counted(brightness: float, noise: float) -> Tensor:
     images = torch.full((1, 1, 1, DRAWS), brightness, dtype=torch.float64)
-    return Poisson(noise).corrupt(images, chance()).measured
+    return Poisson(noise).corrupt(images, seeded()).measured
 
 
 @pytest.mark.parametrize("brightness", [0.0, 0.03, 0.4, 1.0])
@@ -76,7 +76,7 @@ def test_transform_improves_on_gaussian_noise_of_the_mean_level(
 ) -> None:
     pixels = torch.from_numpy(np.array(load_sample_image(name)))[top : top + 96, left : left + 96]
     truth = pixels.permute(2, 0, 1)[None].float() / 255
-    problem = Poisson(noise).corrupt(truth, chance())
+    problem = Poisson(noise).corrupt(truth, seeded())
     restored = PhotoRestorer().restore(problem)
     plain = PhotoRestorer().restore(RestorationProblem(problem.measured, Identity(), problem.noise))
     measured, gaussian, ours = (

@@ -82,23 +82,23 @@ def test_reptile_step_agrees_with_its_definition(optimizer: Any) -> None:
     rate = 0.3
     before = [parameter.detach().clone() for parameter in model.parameters()]
     moved = []
-    for place in range(3):
-        own = copy.deepcopy(model)
+    for index in range(3):
+        copied = copy.deepcopy(model)
         kinds: dict[str, Any] = {
             "adam": lambda p: torch.optim.Adam(p, lr=0.02, betas=(0.0, 0.999)),
             "sgd": lambda p: torch.optim.SGD(p, lr=0.02),
         }
-        inner = kinds[optimizer](own.parameters())
+        inner = kinds[optimizer](copied.parameters())
         for _ in range(4):
             inner.zero_grad()
-            F.cross_entropy(own(images[place]), labels[place]).backward()
+            F.cross_entropy(copied(images[index]), labels[index]).backward()
             inner.step()
-        moved.append([parameter.detach() for parameter in own.parameters()])
+        moved.append([parameter.detach() for parameter in copied.parameters()])
     outer = torch.optim.SGD(model.parameters(), lr=rate)
     task.training_step(model, images, labels).loss.backward()
     outer.step()
-    for place, (parameter, start) in enumerate(zip(model.parameters(), before, strict=True)):
-        mean = torch.stack([weights[place] for weights in moved]).mean(dim=0)
+    for index, (parameter, start) in enumerate(zip(model.parameters(), before, strict=True)):
+        mean = torch.stack([weights[index] for weights in moved]).mean(dim=0)
         torch.testing.assert_close(parameter.detach(), start + rate * (mean - start))
 
 
@@ -122,23 +122,23 @@ def test_imaml_gradient_is_the_implicit_one() -> None:
     episodes = EpisodeBatch.of(images, labels)
     sizes = [parameter.numel() for parameter in parameters.values()]
     expected = []
-    for place in range(2):
+    for index in range(2):
         adapted = task.adapt(
-            model, episodes.support[place], episodes.support_labels[place], steps=400
+            model, episodes.support[index], episodes.support_labels[index], steps=400
         )
         flat = torch.cat([weight.detach().flatten() for weight in adapted.parameters()])
 
         def loss(vector: Tensor, images: Tensor, labels: Tensor) -> Tensor:
             pieces = torch.split(vector, sizes)
-            own = {
+            weights = {
                 name: piece.view_as(parameter)
                 for (name, parameter), piece in zip(parameters.items(), pieces, strict=True)
             }
-            return F.cross_entropy(functional_call(model, own, (images,)), labels)
+            return F.cross_entropy(functional_call(model, weights, (images,)), labels)
 
-        support = (episodes.support[place], episodes.support_labels[place])
+        support = (episodes.support[index], episodes.support_labels[index])
         hessian = torch.autograd.functional.hessian(lambda v, s=support: loss(v, *s), flat)
-        outer = torch.func.grad(loss)(flat, episodes.query[place], episodes.query_labels[place])
+        outer = torch.func.grad(loss)(flat, episodes.query[index], episodes.query_labels[index])
         start = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
         inner = torch.func.grad(loss)(flat, *support) + 2.0 * (flat - start)
         assert float(inner.norm()) < 1e-8, "the inner problem is solved"
@@ -152,8 +152,8 @@ def test_imaml_gradient_is_the_implicit_one() -> None:
     )
 
 
-def test_imaml_goes_on_where_the_system_is_indefinite() -> None:
-    """A small λ: the gradient is a finite one all the same."""
+def test_imaml_gradient_is_finite_if_the_system_is_indefinite() -> None:
+    """A small λ makes the linear system indefinite."""
     model, (images, labels) = network(), episodes_of(2)
     task = IMAML(inner_steps=1, inner_rate=1e-3, proximal=1e-4, solve_steps=20)
     gradients = torch.autograd.grad(
@@ -163,8 +163,8 @@ def test_imaml_goes_on_where_the_system_is_indefinite() -> None:
 
 
 @pytest.mark.parametrize("name", ["maml", "reptile", "imaml"])
-def test_blocks_around_a_step_hold_for_adapted_models(name: str) -> None:
-    """Twins of a layer solve as blocks around the model say, and are recorded by them."""
+def test_solving_blocks_apply_to_adapted_models(name: str) -> None:
+    """Copies of a layer use the settings of `solving` blocks, which also record their solves."""
     torch.manual_seed(0)
     model = eq.create_model("few-shot-opteq", in_channels=1, num_classes=2, channels=4).double()
     images, labels = episodes_of(1)

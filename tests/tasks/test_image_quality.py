@@ -99,7 +99,7 @@ def test_features_separate_digits_from_brightened_ones() -> None:
     torch.testing.assert_close(again.features(held_out), rows)
 
 
-def test_a_feature_network_needs_classes() -> None:
+def test_feature_network_needs_two_classes() -> None:
     with pytest.raises(ValueError, match="at least two labelled classes"):
         train_feature_network(torch.rand(4, 1, 8, 8), torch.zeros(4).long(), num_classes=1)
 
