@@ -81,7 +81,7 @@ def test_run_with_normalization_is_attacked_in_pixels(
         (("--eps", 1, "--method", "pdg"), "--method must be pgd, jiio, fgsm or all"),
         (("--eps", 1, "--norm", "l1"), "norm must be one of l2, linf"),
         (("--eps", 1, "--loss", "hinge"), "loss must be one of"),
-        (("--eps", 1, "--method", "fgsm", "--steps", 3), "fgsm is one step"),
+        (("--eps", 1, "--method", "fgsm", "--steps", 3), "fgsm takes a single step"),
         (("--eps", "-1"), "eps must not be"),
     ],
 )
@@ -110,7 +110,7 @@ def test_method_that_does_not_support_the_model_is_skipped(tmp_path: Path) -> No
     options = ("--eps", 0.3, "--samples", 10, "--steps", 2)
     alone = invoke("attack", tmp_path / "run", *options, "--method", "jiio")
     assert alone.exit_code == 2
-    assert "needs a stem, a layer" in alone.output
+    assert "must have the attributes stem" in alone.output
     together = invoke("attack", tmp_path / "run", *options, "--method", "all")
     assert together.exit_code == 0, together.output
     assert "jiio skipped" in together.output
@@ -122,7 +122,7 @@ def test_method_that_does_not_support_the_model_is_skipped(tmp_path: Path) -> No
     arguments = (tmp_path / "run", *files, "--eps", 0.3)
     alone = invoke("attack", *arguments, "--method", "jiio")
     assert alone.exit_code == 2
-    assert "needs a stem, a layer" in alone.output
+    assert "must have the attributes stem" in alone.output
     written = tmp_path / "attacked"
     together = invoke("attack", *arguments, "--method", "all", "--output", written, "--json")
     assert together.exit_code == 0, together.output

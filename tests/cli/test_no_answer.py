@@ -12,7 +12,7 @@ from PIL import Image
 import equilibria as eq
 from equilibria.training import save_weights
 from tests.program import invoke
-from tests.restoration.test_run_command import AUTOENCODER, NOISE, learned
+from tests.restoration.test_run_command import AUTOENCODER, NOISE, train_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model has NaN")
 SHORT = ["training.epochs=1", "model.options.channels=4", "model.options.width=4"]
@@ -73,7 +73,7 @@ def test_attack_reports_missing_answers(broken: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def restorer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = learned(
+    run = train_run(
         tmp_path_factory.mktemp("runs"),
         "restorer",
         model=AUTOENCODER,

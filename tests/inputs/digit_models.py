@@ -16,12 +16,12 @@ from equilibria.training import TrainingSettings, fit
 
 @functools.cache
 def digit_classifier(kind: str) -> nn.Module:
-    """An OptEq that trained with the one-step gradient, or a residual network.
+    """Return an OptEq that was trained with the one-step gradient, or a residual network.
 
-    "opteq-jiio" is the OptEq after further epochs on what JIIO makes of the images (L2, 0.6).
+    "opteq-jiio" is the OptEq after adversarial training by JIIO (L2, 0.6).
     """
     if kind == "opteq-jiio":
-        return _hardened(copy.deepcopy(digit_classifier("opteq")))
+        return _adversarially_trained(copy.deepcopy(digit_classifier("opteq")))
     torch.manual_seed(0)
     if kind == "opteq":
         model = eq.create_model("opteq-small", in_channels=1, channels=12, width=12, pool=4)
@@ -37,7 +37,7 @@ def digit_classifier(kind: str) -> nn.Module:
     return model.eval()
 
 
-def _hardened(model: nn.Module) -> nn.Module:
+def _adversarially_trained(model: nn.Module) -> nn.Module:
     task = AdversarialClassification(eps=0.6, method="jiio", steps=10)
     settings = TrainingSettings(
         epochs=4, learning_rate=0.02, tolerance=1e-2, gradient="one_step", batch_size=64

@@ -1,4 +1,4 @@
-"""Small generators of images of 8×8, in float64, whose latents every search must find."""
+"""Small generators of 8×8 images in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LATENTS, HIDDEN, SIDE = 3, 10, 8
 
 
 class SmallDecoder(nn.Module):
-    """A linear stem, a smooth dense equilibrium and a linear head."""
+    """Decoder with a linear stem, a smooth dense equilibrium and a linear head."""
 
     def __init__(self, *, in_channels: int = 1, image_size: int = SIDE, seed: int = 0) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class SmallDecoder(nn.Module):
 
 
 class ExplicitDecoder(nn.Module):
-    """Two layers, and nothing to solve; `decode` is the generator of an autoencoder."""
+    """Decoder without an equilibrium, with the `decode` method of an autoencoder."""
 
     latent_dim = LATENTS
 

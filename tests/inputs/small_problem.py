@@ -1,4 +1,4 @@
-"""A small smooth problem in float64 whose optimum every method must agree on."""
+"""A small smooth problem in float64, on whose optimum all methods must agree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HIDDEN = 6
 
 
 def smooth_model(seed: int = 0, activation: str = "softplus") -> eq.models.EquilibriumClassifier:
-    """A dense equilibrium with 4 inputs and 3 outputs."""
+    """Return a dense equilibrium model with 4 inputs and 3 outputs."""
     torch.manual_seed(seed)
     W = 0.5 * torch.randn(HIDDEN, HIDDEN) / HIDDEN**0.5
     layer = eq.EquilibriumLayer(

@@ -1,4 +1,4 @@
-"""Attacks: within their budget, by the true gradient, and without a trace in the model."""
+"""Attacks stay within their budget, use the true gradient, and do not change the model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def losses(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def dense_model(gradient: str, seed: int = 0) -> eq.models.EquilibriumClassifier:
-    """A small smooth equilibrium in float64, far from a map that contracts quickly."""
+    """Return a small smooth model in float64, whose map contracts slowly."""
     torch.manual_seed(seed)
     W = 0.9 * torch.linalg.qr(torch.randn(6, 6))[0]
     layer = eq.EquilibriumLayer(
@@ -37,51 +37,51 @@ def dense_model(gradient: str, seed: int = 0) -> eq.models.EquilibriumClassifier
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize("method", METHODS)
-def test_an_attack_stays_within_its_budget(method: Any, norm: Any) -> None:
+def test_attack_stays_within_its_budget(method: Any, norm: Any) -> None:
     model = digit_classifier("opteq")
     images, labels = digits(30)
-    before = images.clone()
+    original = images.clone()
     eps = 0.7 if norm == "l2" else 0.07
-    found = attack(model, images, labels, norm=norm, eps=eps, method=method, steps=None)
-    assert torch.equal(images, before)
+    result = attack(model, images, labels, norm=norm, eps=eps, method=method, steps=None)
+    assert torch.equal(images, original)
     order = 2 if norm == "l2" else torch.inf
     limit = torch.tensor(eps)
-    for change in (found.images - images, found.images.double() - images.double()):
+    for change in (result.images - images, result.images.double() - images.double()):
         assert bool((change.flatten(1).norm(p=order, dim=1) <= limit).all())
-    assert bool(((found.images >= 0) & (found.images <= 1)).all())
-    assert float(found.distance.mean()) > 0.8 * eps
-    assert torch.allclose(found.loss, losses(model, found.images, labels), rtol=1e-3, atol=1e-4)
-    assert float(found.loss.mean()) > 2 * float(found.initial_loss.mean())
-    assert found.robust_accuracy < found.accuracy
-    assert found.evaluations > 1
-    assert found.vjps >= 1
-    assert (found.status is not None) == (method == "jiio")
-    assert f"{found.robust_accuracy:.1%}" in found.summary()
+    assert bool(((result.images >= 0) & (result.images <= 1)).all())
+    assert float(result.distance.mean()) > 0.8 * eps
+    assert torch.allclose(result.loss, losses(model, result.images, labels), rtol=1e-3, atol=1e-4)
+    assert float(result.loss.mean()) > 2 * float(result.initial_loss.mean())
+    assert result.robust_accuracy < result.accuracy
+    assert result.evaluations > 1
+    assert result.vjps >= 1
+    assert (result.status is not None) == (method == "jiio")
+    assert f"{result.robust_accuracy:.1%}" in result.summary()
 
 
 @pytest.mark.parametrize("gradient", ["one_step", "phantom", "implicit"])
-def test_the_step_follows_the_true_gradient_whatever_rule_trains_the_model(gradient: str) -> None:
-    """One short step of PGD is along the gradient: that of finite differences, not the rule's."""
+def test_attack_uses_the_true_gradient_for_every_gradient_rule(gradient: str) -> None:
+    """One short step of PGD has the direction of the gradient by finite differences."""
     model = dense_model(gradient)
     x = torch.randn(1, 4, generator=torch.Generator().manual_seed(1)).double()
     label = losses(model, x.expand(3, 4), torch.arange(3)).argmin()[None]
-    found = attack(
+    result = attack(
         model, x, label, eps=1e-3, step_size=1e-3, steps=1, clip=None, loss="cross_entropy"
     )
     h = 1e-5
     shifts = h * torch.eye(4).double()
     ahead, behind = (losses(model, x + s * shifts, label.expand(4)) for s in (1, -1))
     expected = (ahead - behind) / (2 * h)
-    step = (found.images - x)[0]
+    step = (result.images - x)[0]
     assert torch.allclose(step / step.norm(), expected / expected.norm(), atol=1e-6)
     leaf = x.clone().requires_grad_()
-    (own,) = torch.autograd.grad(F.cross_entropy(model(leaf), label), leaf)
-    agrees = torch.allclose(own[0] / own.norm(), expected / expected.norm(), atol=1e-3)
+    (by_rule,) = torch.autograd.grad(F.cross_entropy(model(leaf), label), leaf)
+    agrees = torch.allclose(by_rule[0] / by_rule.norm(), expected / expected.norm(), atol=1e-3)
     assert agrees == (gradient == "implicit")
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_model_is_left_as_it_was(method: Any) -> None:
+def test_attack_does_not_change_the_model(method: Any) -> None:
     torch.manual_seed(0)
     model = eq.create_model(
         "mdeq-small", in_channels=1, channels=(8, 8), dropout=0.2, gradient="one_step"
@@ -90,7 +90,7 @@ def test_the_model_is_left_as_it_was(method: Any) -> None:
     model.head.eval()
     frozen = next(model.stem.parameters()).requires_grad_(False)
     model.head.classifier.bias.grad = torch.ones(10)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    original = {name: value.clone() for name, value in model.state_dict().items()}
     solver, gradient = model.layer.solver, model.layer.gradient
     state = torch.get_rng_state()
     with eq.solving(model, record="equilibria") as record:
@@ -105,17 +105,17 @@ def test_the_model_is_left_as_it_was(method: Any) -> None:
     assert sum(not p.requires_grad for p in model.parameters()) == 1
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     assert [g.tolist() for g in grads] == [[1.0] * 10]
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(value, original[name]) for name, value in model.state_dict().items())
 
 
-def test_the_model_is_left_as_it_was_after_an_error() -> None:
+def test_failed_attack_does_not_change_the_model() -> None:
     model = dense_model("one_step").train()
-    wanted = [p.requires_grad for p in model.parameters()]
-    with pytest.raises(ValueError, match="none of the model's 3 classes"):
+    original = [p.requires_grad for p in model.parameters()]
+    with pytest.raises(ValueError, match=r"labels must be below 3.*got 3"):
         attack(model, torch.rand(2, 4).double(), torch.tensor([0, 3]), eps=0.1)
     assert model.training
     assert not model.layer.gradient.exact
-    assert [p.requires_grad for p in model.parameters()] == wanted
+    assert [p.requires_grad for p in model.parameters()] == original
 
 
 @pytest.mark.parametrize(
@@ -132,16 +132,16 @@ def test_the_model_is_left_as_it_was_after_an_error() -> None:
         "dnn-small",
     ],
 )
-def test_every_family_can_be_attacked(name: str) -> None:
+def test_every_model_family_can_be_attacked(name: str) -> None:
     torch.manual_seed(0)
     model = eq.create_model(name, in_channels=1, tolerance=1e-4) if "eq" in name else None
     model = model or eq.create_model(name, in_channels=1)
     images = torch.rand(2, 1, 8, 8)
     with torch.no_grad():
         labels = model.eval()(images).argmax(dim=1)
-    found = attack(model, images, labels, eps=0.5, steps=4)
-    assert bool((found.loss > found.initial_loss).all())
-    assert torch.equal(found.initial_predictions, labels)
+    result = attack(model, images, labels, eps=0.5, steps=4)
+    assert bool((result.loss > result.initial_loss).all())
+    assert torch.equal(result.initial_predictions, labels)
 
 
 def test_jiio_is_as_strong_as_pgd() -> None:
@@ -153,36 +153,36 @@ def test_jiio_is_as_strong_as_pgd() -> None:
     assert abs(jiio.robust_accuracy - pgd.robust_accuracy) <= 0.05
 
 
-def test_of_all_iterates_the_worst_counts() -> None:
-    """Steps far too long jump about: the result is still no better for the model than a start."""
+def test_result_is_the_worst_iterate() -> None:
+    """With steps that are far too long, the result is not better for the model than the start."""
     model = digit_classifier("opteq")
     images, labels = digits(25)
     wild = attack(model, images, labels, eps=0.3, step_size=50.0, steps=5)
-    one = attack(model, images, labels, eps=0.3, step_size=50.0, steps=1)
-    assert bool((wild.loss >= one.loss - 1e-3).all() | (wild.success & ~one.success).any())
-    assert bool((wild.success >= one.success).all())
+    single = attack(model, images, labels, eps=0.3, step_size=50.0, steps=1)
+    assert bool((wild.loss >= single.loss - 1e-3).all() | (wild.success & ~single.success).any())
+    assert bool((wild.success >= single.success).all())
     assert bool((wild.success | (wild.loss >= wild.initial_loss - 1e-3)).all())
 
 
-def test_restarts_only_help_and_chance_is_the_generators() -> None:
+def test_restarts_never_weaken_the_attack_and_depend_on_the_generator() -> None:
     model = digit_classifier("opteq")
     images, labels = digits(25)
 
     def run(**options: Any) -> AttackResult:
-        chance = torch.Generator().manual_seed(3)
-        return attack(model, images, labels, eps=0.5, steps=3, generator=chance, **options)
+        generator = torch.Generator().manual_seed(3)
+        return attack(model, images, labels, eps=0.5, steps=3, generator=generator, **options)
 
-    once, thrice = run(), run(restarts=3)
-    assert bool((thrice.success >= once.success).all())
-    assert float(thrice.loss.mean()) > float(once.loss.mean())
-    assert torch.equal(run(restarts=3).images, thrice.images)
-    start = run(random_start=True)
-    assert not torch.equal(start.images, once.images)
-    several = run(method="jiio", restarts=2)
-    assert bool((several.success >= run(method="jiio").success).all())
+    single, three = run(), run(restarts=3)
+    assert bool((three.success >= single.success).all())
+    assert float(three.loss.mean()) > float(single.loss.mean())
+    assert torch.equal(run(restarts=3).images, three.images)
+    random_start = run(random_start=True)
+    assert not torch.equal(random_start.images, single.images)
+    two = run(method="jiio", restarts=2)
+    assert bool((two.success >= run(method="jiio").success).all())
 
 
-def test_warm_solves_are_shorter_and_lead_to_the_same_place() -> None:
+def test_warm_start_saves_evaluations_and_keeps_the_result() -> None:
     model = digit_classifier("opteq")
     images, labels = digits(25)
     cold = attack(model, images, labels, eps=0.5, steps=10)
@@ -191,7 +191,7 @@ def test_warm_solves_are_shorter_and_lead_to_the_same_place() -> None:
     assert float(warm.loss.mean()) == pytest.approx(float(cold.loss.mean()), rel=0.01)
 
 
-def test_the_margin_is_another_loss() -> None:
+def test_margin_loss_differs_from_cross_entropy() -> None:
     model = digit_classifier("opteq")
     images, labels = digits(25)
     plain, margin = (
@@ -203,7 +203,7 @@ def test_the_margin_is_another_loss() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_sample_does_not_depend_on_its_batch(method: Any) -> None:
+def test_result_does_not_depend_on_the_batch(method: Any) -> None:
     model = digit_classifier("opteq")
     images, labels = digits(6)
     together = attack(model, images, labels, eps=0.5, method=method, tolerance=1e-6)
@@ -213,17 +213,17 @@ def test_a_sample_does_not_depend_on_its_batch(method: Any) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_attack_of_length_zero_changes_nothing(method: Any) -> None:
+def test_attack_with_zero_eps_returns_the_images(method: Any) -> None:
     images, labels = digits(3)
-    found = attack(digit_classifier("opteq"), images, labels, eps=0.0, method=method)
-    assert torch.equal(found.images, images)
-    assert float(found.distance.max()) == 0
-    assert torch.equal(found.logits, found.initial_logits)
+    result = attack(digit_classifier("opteq"), images, labels, eps=0.0, method=method)
+    assert torch.equal(result.images, images)
+    assert float(result.distance.max()) == 0
+    assert torch.equal(result.logits, result.initial_logits)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_normalization_belongs_to_the_model(method: Any) -> None:
-    """The budget is that of the pixels: a model that normalizes is a scaled one to an attack."""
+def test_budget_is_in_pixels_before_normalization(method: Any) -> None:
+    """For an attack, a model that normalizes is the inner model with scaled inputs."""
     options = {"in_channels": 1, "tolerance": 1e-6}
     inner = eq.create_model("opteq-small", **options).eval()
     images, labels = torch.rand(4, 1, 8, 8), torch.arange(4)
@@ -231,9 +231,9 @@ def test_a_normalization_belongs_to_the_model(method: Any) -> None:
     wrapped.load_state_dict(inner.state_dict(), strict=False)
     with torch.no_grad():
         assert torch.equal(wrapped(images), inner((images - 0.3) / 0.2))
-    found = attack(wrapped, images, labels, eps=0.4, method=method)
-    assert bool((found.distance <= torch.tensor(0.4)).all())
-    assert bool((found.loss > found.initial_loss).all())
+    result = attack(wrapped, images, labels, eps=0.4, method=method)
+    assert bool((result.distance <= torch.tensor(0.4)).all())
+    assert bool((result.loss > result.initial_loss).all())
     wide = attack(
         inner,
         (images - 0.3) / 0.2,
@@ -242,22 +242,22 @@ def test_a_normalization_belongs_to_the_model(method: Any) -> None:
         clip=(-0.3 / 0.2, 0.7 / 0.2),
         method=method,
     )
-    assert torch.allclose(wide.loss, found.loss, rtol=0.02)
+    assert torch.allclose(wide.loss, result.loss, rtol=0.02)
 
 
-def test_jiio_says_which_models_it_takes() -> None:
+def test_jiio_names_the_missing_parts_of_a_model() -> None:
     images, labels = digits(2)
-    with pytest.raises(TypeError, match="needs a stem, a layer"):
+    with pytest.raises(TypeError, match="must have the attributes stem, layer"):
         attack(digit_classifier("resnet"), images, labels, eps=0.1, method="jiio")
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_it_works_where_gradients_are_off(mode: Any) -> None:
+def test_attack_works_without_gradient_mode(mode: Any) -> None:
     images, labels = digits(5)
     model = digit_classifier("opteq")  # trained here, if no other test has done so
     with mode():
-        found = attack(model, images * 1.0, labels, eps=0.5, steps=3)
-    assert float(found.loss.mean()) > float(found.initial_loss.mean())
+        result = attack(model, images * 1.0, labels, eps=0.5, steps=3)
+    assert float(result.loss.mean()) > float(result.initial_loss.mean())
 
 
 @pytest.mark.parametrize(
@@ -275,39 +275,39 @@ def test_it_works_where_gradients_are_off(mode: Any) -> None:
         ({"step_size": float("nan")}, "step_size must be positive"),
         ({"step_size": float("inf")}, "step_size must be positive and finite"),
         ({"tolerance": -1e-3}, "tolerance must be in"),
-        ({"method": "fgsm", "steps": 5}, "fgsm is one step"),
-        ({"method": "fgsm", "step_size": 0.1}, "leave out step_size"),
-        ({"method": "jiio", "warm_start": True}, "warm_start is for method='pgd'"),
-        ({"joint_options": {"sweeps": 1}}, "joint_options is for method='jiio'"),
+        ({"method": "fgsm", "steps": 5}, "fgsm takes a single step, got steps=5"),
+        ({"method": "fgsm", "step_size": 0.1}, "has length eps, got step_size=0.1"),
+        ({"method": "jiio", "warm_start": True}, "warm_start needs method='pgd'"),
+        ({"joint_options": {"sweeps": 1}}, "joint_options needs method='jiio'"),
         ({"clip": (1.0, 0.0)}, "clip must be"),
         ({"clip": (0.0, float("nan"))}, "clip must be"),
         ({"clip": (0.0,)}, "clip must be"),
-        ({"clip": (0.0, 0.5)}, "outside the range"),
+        ({"clip": (0.0, 0.5)}, "images must be within clip"),
         ({"images": torch.full((2, 1, 8, 8), torch.nan)}, "NaN"),
         ({"images": torch.full((2, 1, 8, 8), torch.inf)}, "NaN or Inf"),
         ({"images": torch.zeros(0, 1, 8, 8)}, "at least one"),
-        ({"labels": torch.zeros(3, dtype=torch.int64)}, "2 whole numbers"),
-        ({"labels": torch.zeros(2)}, "2 whole numbers"),
-        ({"labels": torch.tensor([0, -1])}, "2 whole numbers"),
-        ({"labels": torch.tensor([0, 10])}, "none of the model's 10 classes"),
+        ({"labels": torch.zeros(3, dtype=torch.int64)}, "2 non-negative integers"),
+        ({"labels": torch.zeros(2)}, "2 non-negative integers"),
+        ({"labels": torch.tensor([0, -1])}, "2 non-negative integers"),
+        ({"labels": torch.tensor([0, 10])}, "labels must be below 10"),
     ],
 )
-def test_mistakes_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_rejected(change: dict[str, Any], message: str) -> None:
     images, labels = digits(2)
     options = {"images": images, "labels": labels, "eps": 0.1, **change}
     with pytest.raises(ValueError, match=message):
         attack(digit_classifier("opteq"), options.pop("images"), options.pop("labels"), **options)
 
 
-def test_a_segmenter_is_no_classifier() -> None:
+def test_segmentation_model_is_rejected() -> None:
     model = nn.Conv2d(1, 3, 1)
-    with pytest.raises(ValueError, match="needs a classifier"):
+    with pytest.raises(ValueError, match="need a classifier"):
         attack(model, torch.rand(2, 1, 4, 4), torch.zeros(2, dtype=torch.int64), eps=0.1)
 
 
 def test_joint_options_reach_the_engine() -> None:
     def joint(sweeps: int) -> dict[str, Any]:
-        """Without those that a lag asks for."""
+        # A high limit disables additional sweeps.
         return {"sweeps": sweeps, "engine": {"name": "auto", "lag_limit": 1e9}}
 
     model, (images, labels) = digit_classifier("opteq"), digits(5)
@@ -318,15 +318,14 @@ def test_joint_options_reach_the_engine() -> None:
     assert three.vjps == two.vjps + 5
 
 
-def test_the_images_alone() -> None:
+def test_adversarial_images_are_those_of_attack() -> None:
     model, (images, labels) = digit_classifier("opteq"), digits(8)
-    found = attack(model, images, labels, eps=0.3, steps=4)
+    result = attack(model, images, labels, eps=0.3, steps=4)
     settings = AttackSettings(eps=0.3, steps=4)
-    assert torch.equal(adversarial_images(model, images, labels, settings), found.images)
+    assert torch.equal(adversarial_images(model, images, labels, settings), result.images)
 
 
-def test_the_images_of_a_search_alone_are_as_strong_as_those_it_reports_on() -> None:
-    """Training takes them without the solves that only tell how good they are."""
+def test_adversarial_images_of_jiio_are_as_strong_as_those_of_attack() -> None:
     model, (images, labels) = digit_classifier("opteq"), digits(16)
     settings = AttackSettings(eps=0.6, method="jiio", steps=10)
     alone = adversarial_images(model, images, labels, settings)
@@ -337,35 +336,35 @@ def test_the_images_of_a_search_alone_are_as_strong_as_those_it_reports_on() -> 
     assert float(losses.mean()) >= 0.98 * float(reported.loss.mean())
 
 
-def test_batches_join_to_the_whole() -> None:
+def test_results_of_batches_can_be_joined() -> None:
     model, (images, labels) = digit_classifier("opteq"), digits(8)
     parts = [attack(model, images[i : i + 4], labels[i : i + 4], eps=0.3, steps=4) for i in (0, 4)]
     whole = AttackResult.join(parts)
     assert whole.images.shape == images.shape
     assert whole.robust_accuracy == sum(part.robust_accuracy for part in parts) / 2
     assert whole.evaluations == sum(part.evaluations for part in parts)
-    with pytest.raises(ValueError, match="nothing to join"):
+    with pytest.raises(ValueError, match="at least one batch"):
         AttackResult.join([])
 
 
-def test_a_model_that_is_certain_is_attacked_all_the_same() -> None:
-    """Logits so far apart that 1 − p is zero in single precision still have a gradient."""
+def test_confident_model_has_a_gradient() -> None:
+    """Logits whose 1 − p rounds to zero in single precision still have a gradient."""
 
     class Certain(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
             rows = images.flatten(1)
             return torch.stack([30 * rows[:, 0], 29 * rows[:, 1] - 20], dim=1)
 
-    found = attack(Certain(), torch.tensor([[[[1.0, 0.5]]]]), torch.tensor([0]), eps=0.9, steps=5)
+    result = attack(Certain(), torch.tensor([[[[1.0, 0.5]]]]), torch.tensor([0]), eps=0.9, steps=5)
     expected = torch.tensor([-30.0, 29.0]) / torch.tensor([-30.0, 29.0]).norm()
-    change = (found.images - torch.tensor([[[[1.0, 0.5]]]]))[0, 0, 0]
+    change = (result.images - torch.tensor([[[[1.0, 0.5]]]]))[0, 0, 0]
     assert float(change[0]) < -0.5
-    assert bool(found.success.all())
+    assert bool(result.success.all())
     assert torch.sign(change).tolist() == torch.sign(expected).tolist()
 
 
 class Unsteady(nn.Module):
-    """Sure of class 0, and NaN where an image is dark."""
+    """Predicts class 0, and NaN for dark images."""
 
     def __init__(self, darkest: float) -> None:
         super().__init__()
@@ -378,22 +377,22 @@ class Unsteady(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["fgsm", "pgd"])
-def test_no_answer_is_a_wrong_one(method: Any) -> None:
-    """The largest of NaN is class 0: a model of NaN was taken for right on all images of it."""
+def test_nan_logits_count_as_wrong(method: Any) -> None:
+    """The argmax of NaN logits is class 0, which must not count as a right prediction."""
     images, labels = torch.full((3, 1, 2, 2), 0.5), torch.tensor([0, 0, 1])
-    found = attack(Unsteady(darkest=1.0), images, labels, eps=0.2, norm="linf", method=method)
-    assert (found.accuracy, found.robust_accuracy, found.unanswered) == (0, 0, 3)
-    assert found.predictions.tolist() == [-1, -1, -1]
-    assert found.figures()["unanswered"] == 3
-    turned = attack(Unsteady(darkest=0.4), images, labels, eps=0.2, norm="linf", method=method)
-    assert turned.initial_predictions.tolist() == [0, 0, 0]
-    assert turned.predictions.tolist()[:2] == [-1, -1]
-    assert turned.success.all()
-    assert turned.unanswered == 0
+    result = attack(Unsteady(darkest=1.0), images, labels, eps=0.2, norm="linf", method=method)
+    assert (result.accuracy, result.robust_accuracy, result.unanswered) == (0, 0, 3)
+    assert result.predictions.tolist() == [-1, -1, -1]
+    assert result.figures()["unanswered"] == 3
+    darkened = attack(Unsteady(darkest=0.4), images, labels, eps=0.2, norm="linf", method=method)
+    assert darkened.initial_predictions.tolist() == [0, 0, 0]
+    assert darkened.predictions.tolist()[:2] == [-1, -1]
+    assert darkened.success.all()
+    assert darkened.unanswered == 0
 
 
-def test_wilsons_interval() -> None:
-    """Beside that of scipy, and exact where nothing or all was hit."""
+def test_wilson_interval_agrees_with_scipy() -> None:
+    """The ends are exact if nothing or everything was hit."""
     stats = pytest.importorskip("scipy.stats")
     for hits, count in ((8, 10), (0, 50), (50, 50), (881, 1000)):
         expected = stats.binomtest(hits, count).proportion_ci(method="wilson")
@@ -405,7 +404,7 @@ def test_wilsons_interval() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 20, 100])
-def test_steps_together_cross_the_ball_however_few_they_are(steps: int) -> None:
+def test_total_step_length_crosses_the_ball(steps: int) -> None:
     settings = AttackSettings(eps=0.5, method="pgd", steps=steps)
     lengths = [settings.step_length(step) for step in range(steps)]
     assert lengths == sorted(lengths, reverse=True)

@@ -1,4 +1,4 @@
-"""The engine of constrained inputs: what a step of it is, and where it ends."""
+"""The engine for constrained inputs: its iteration and its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equilibria.inputs import Box, L2Ball, SearchSettings, get_engine, optimize_
 from tests.inputs.small_problem import inputs, smooth_model, squared_distance
 
 RADIUS = 0.5
-BARE = SearchSettings(normalize=True, verify=False, polish=False, tolerance=1e-300)
+SEARCH_ONLY = SearchSettings(normalize=True, verify=False, polish=False, tolerance=1e-300)
 NORMALIZED = SearchSettings(normalize=True)
 
 
@@ -22,7 +22,7 @@ def farther(outputs: Tensor) -> Tensor:
     return -squared_distance(len(outputs))(outputs)
 
 
-def test_it_is_the_default_of_normalized_steps() -> None:
+def test_momentum_is_the_default_for_normalized_steps() -> None:
     model, x0 = smooth_model(), inputs()
     options: dict[str, Any] = {"constraint": L2Ball(x0, RADIUS), "iterations": 2}
     assert optimize_input(model, farther, x0, settings=NORMALIZED, **options).engine == "momentum"
@@ -30,18 +30,18 @@ def test_it_is_the_default_of_normalized_steps() -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
-def test_it_is_the_iteration_that_its_docstring_states(momentum: float) -> None:
-    """Written out for one sample, with a lag limit that never asks for more sweeps."""
+def test_iteration_is_that_of_the_docstring(momentum: float) -> None:
+    """The reference is for one sample, with a lag limit that disables additional sweeps."""
     model, x0 = smooth_model(), inputs(1)
     iterations, share, region = 6, 8.0, L2Ball(x0, RADIUS) & Box(-1.5, 1.5)
-    found = optimize_input(
+    result = optimize_input(
         model,
         farther,
         x0,
         constraint=region,
         iterations=iterations,
         engine={"name": "momentum", "momentum": momentum, "lag_limit": 1e9},
-        settings=BARE,
+        settings=SEARCH_ONLY,
     )
     cell = model.layer.cell
     last = ahead = region.project(x0)
@@ -54,51 +54,56 @@ def test_it_is_the_iteration_that_its_docstring_states(momentum: float) -> None:
             (z,) = state_tensors(model.layer.solve(model.stem(x).detach(), solver=loose).state)
         z = z.detach().requires_grad_()
         (image,) = state_tensors(cell.step(z, context))
-        fresh = image.detach().requires_grad_()
-        (now,) = torch.autograd.grad(farther(model.head(cell.output(fresh, context))).sum(), fresh)
+        leaf = image.detach().requires_grad_()
+        loss = farther(model.head(cell.output(leaf, context))).sum()
+        (new_slope,) = torch.autograd.grad(loss, leaf)
         if mu is None:
-            mu = now
+            mu = new_slope
             for _ in range(3):
-                mu = torch.autograd.grad(image, z, mu, retain_graph=True)[0] + now
+                mu = torch.autograd.grad(image, z, mu, retain_graph=True)[0] + new_slope
         else:
-            mu = mu + now - slope
+            mu = mu + new_slope - slope
         pulled, gradient = torch.autograd.grad(image, (z, x), mu)
-        z, mu, slope = image.detach(), pulled + now, now
+        z, mu, slope = image.detach(), pulled + new_slope, new_slope
         fall = (1 + math.cos(math.pi * k / (iterations - 1))) / 2
         length = share * RADIUS * (0.05 + 0.95 * fall)
         moved = region.project((x - length * gradient / gradient.norm()).detach())
         ahead, last = (moved + momentum * (moved - last)).clamp(-1.5, 1.5), moved
-    torch.testing.assert_close(found.x, last, rtol=1e-8, atol=1e-9)
-    assert found.evaluations >= iterations
-    # One more is for the residuals that the result reports.
-    assert found.vjps == iterations + 3 + 1
+    torch.testing.assert_close(result.x, last, rtol=1e-8, atol=1e-9)
+    assert result.evaluations >= iterations
+    # One more product is for the residuals of the result.
+    assert result.vjps == iterations + 3 + 1
 
 
-def test_it_ends_where_no_direction_in_the_region_is_better() -> None:
+def test_result_satisfies_the_optimality_conditions() -> None:
     """At a maximum on the sphere the gradient is normal to it."""
     model, x0 = smooth_model(), inputs()
-    found = optimize_input(
+    result = optimize_input(
         model, farther, x0, constraint=L2Ball(x0, RADIUS), settings=NORMALIZED, iterations=60
     )
-    leaf = found.x.clone().requires_grad_()
+    leaf = result.x.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(farther(model(leaf)).sum(), leaf)
-    outward = (found.x - x0) / RADIUS
+    outward = (result.x - x0) / RADIUS
     cosine = (-gradient * outward).sum(dim=1) / gradient.norm(dim=1)
     assert float((1 - cosine).max()) <= 1e-4
 
 
-def test_a_lag_asks_for_more_sweeps_where_it_is_and_nowhere_else() -> None:
+def test_only_lagging_problems_have_additional_sweeps() -> None:
     model, x0 = smooth_model(), inputs()
-    options: dict[str, Any] = {"constraint": L2Ball(x0, 2.0), "iterations": 8, "settings": BARE}
+    options: dict[str, Any] = {
+        "constraint": L2Ball(x0, 2.0),
+        "iterations": 8,
+        "settings": SEARCH_ONLY,
+    }
 
     def run(limit: float, rows: slice = slice(None)) -> Any:
-        chosen = {**options, "constraint": L2Ball(x0[rows], 2.0)}
+        changed = {**options, "constraint": L2Ball(x0[rows], 2.0)}
         return optimize_input(
             model,
             lambda outputs: -outputs.square().sum(dim=1),
             x0[rows],
             engine={"name": "auto", "lag_limit": limit},
-            **chosen,
+            **changed,
         )
 
     never, often = run(1e9), run(1e-4)
@@ -111,7 +116,7 @@ def test_a_lag_asks_for_more_sweeps_where_it_is_and_nowhere_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
         ({"momentum": -0.1}, r"momentum must be in \[0, 1\)"),
@@ -119,6 +124,6 @@ def test_a_lag_asks_for_more_sweeps_where_it_is_and_nowhere_else() -> None:
         ({"share": -1.0}, "share must be positive"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict[str, float], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_invalid_options_are_rejected(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         get_engine("momentum", **options)

@@ -1,4 +1,4 @@
-"""The engine "official" is the algorithm of the JIIO paper (Eq. 11, Appendix C.3), written out."""
+"""The engine "official" is the algorithm of the JIIO paper (Eq. 11, Appendix C.3)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from equilibria.inputs import L2Ball, SearchSettings, get_engine, optimize_input
 from tests.inputs.small_problem import HIDDEN, inputs, smooth_model, squared_distance
 
 ALPHA_Z, ALPHA_MU = 0.8, 0.6
-ENDLESS = SearchSettings(tolerance=1e-300, verify=False)
-SETTINGS = {  # Appendix C.3: α_x, α_x after 65 iterations, memory.
+NEVER_CONVERGED = SearchSettings(tolerance=1e-300, verify=False)
+SETTINGS = {  # Appendix C.3: α_x, α_x after 65 iterations, memory
     "latents": (0.01, 0.003, 40),
     "mnist": (0.6, 0.2, 20),
     "cifar10": (0.1, 0.1, 20),
@@ -28,7 +28,7 @@ SETTINGS = {  # Appendix C.3: α_x, α_x after 65 iterations, memory.
 def joint_map(
     model: eq.models.EquilibriumClassifier, loss: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """T(z; x), Jᵀμ + ∂ℓ/∂z, (∂T/∂x)ᵀμ and ℓ for one sample, by autograd."""
+    """Return a function that computes T(z; x), Jᵀμ + ∂ℓ/∂z, (∂T/∂x)ᵀμ and ℓ for one sample."""
 
     def evaluate(z: Tensor, mu: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         z, x = z.clone().requires_grad_(), x.clone().requires_grad_()
@@ -43,7 +43,7 @@ def joint_map(
     return evaluate
 
 
-def written_out(
+def reference(
     model: eq.models.EquilibriumClassifier,
     loss: Callable[[Tensor], Tensor],
     x0: Tensor,
@@ -52,7 +52,7 @@ def written_out(
     radius: float | None = None,
     mixed: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """The x of least cost that Eq. 11 with type-I Anderson visits, and its last, for one sample."""
+    """Return the x of lowest cost and the last x of Eq. 11 with type-I Anderson, for one sample."""
     alpha, late, memory = SETTINGS[task]
     evaluate = joint_map(model, loss)
 
@@ -92,12 +92,12 @@ def written_out(
 
 
 @pytest.mark.parametrize("task", SETTINGS)
-def test_it_is_the_printed_iteration_with_every_step_mixed(task: str) -> None:
-    """It once mixed nothing: a gate let only small residuals pass, which plain sweeps never had."""
+def test_iteration_is_that_of_the_paper_with_every_step_mixed(task: str) -> None:
+    """Mixing must not depend on a small residual, which plain sweeps may never reach."""
     model, loss, x0 = smooth_model(), squared_distance(1), inputs(1)[0]
     radius = 0.5 if task in ("mnist", "cifar10") else None
     normalize = radius is not None
-    options: dict[str, Any] = {"settings": replace(ENDLESS, normalize=normalize)}
+    options: dict[str, Any] = {"settings": replace(NEVER_CONVERGED, normalize=normalize)}
     if radius is not None:
         options["constraint"] = L2Ball(x0[None], radius)
     official = get_engine("official", task=task)
@@ -107,14 +107,14 @@ def test_it_is_the_printed_iteration_with_every_step_mixed(task: str) -> None:
         last = optimize_input(
             model, loss, x0[None], engine=replace(official, cheapest=False), **options
         ).x[0]
-        expected = written_out(model, loss, x0, iterations, task, radius)
+        expected = reference(model, loss, x0, iterations, task, radius)
         torch.testing.assert_close((cheapest, last), expected, rtol=1e-6, atol=1e-8)
-    _, plain = written_out(model, loss, x0, 9, task, radius, mixed=False)
+    _, plain = reference(model, loss, x0, 9, task, radius, mixed=False)
     assert float((last - plain).norm()) > 1e-3
 
 
 @pytest.mark.parametrize("task", SETTINGS)
-def test_it_has_the_settings_of_the_appendix(task: str) -> None:
+def test_settings_are_those_of_the_appendix(task: str) -> None:
     alpha, late, memory = SETTINGS[task]
     engine = get_engine("official", task=task)
     assert engine.alpha_x == alpha
@@ -126,8 +126,8 @@ def test_it_has_the_settings_of_the_appendix(task: str) -> None:
     assert (engine.alpha_z, engine.alpha_mu, engine.sweeps) == (ALPHA_Z, ALPHA_MU, 1)
 
 
-def test_the_step_drops_after_65_iterations() -> None:
-    """Without mixing, whose rounding would drown the difference after so many iterations."""
+def test_step_size_drops_after_65_iterations() -> None:
+    """Checked without mixing, whose rounding errors dominate after so many iterations."""
     model, loss, x0 = smooth_model(), squared_distance(1), inputs(1)[0]
     engine = eq.inputs.Engine(
         sweeps=1,
@@ -139,27 +139,27 @@ def test_the_step_drops_after_65_iterations() -> None:
         from_zero=True,
         unit_loss=False,
     )
-    options: dict[str, Any] = {"engine": engine, "settings": ENDLESS}
+    options: dict[str, Any] = {"engine": engine, "settings": NEVER_CONVERGED}
     for iterations in (65, 80):
-        found = optimize_input(model, loss, x0[None], iterations=iterations, **options).x[0]
-        _, expected = written_out(model, loss, x0, iterations, "latents", mixed=False)
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+        x = optimize_input(model, loss, x0[None], iterations=iterations, **options).x[0]
+        _, expected = reference(model, loss, x0, iterations, "latents", mixed=False)
+        torch.testing.assert_close(x, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_an_unknown_task_is_an_error() -> None:
+def test_unknown_task_is_rejected() -> None:
     with pytest.raises(ValueError, match="task must be one of latents, mnist, cifar10, few-shot"):
         get_engine("official", task="celeba")
 
 
-def test_every_acceleration_of_the_ablation_goes_its_own_way() -> None:
-    """Appendix A.2 compares type I, type II and Broyden's method; without any, steps are plain."""
+def test_accelerations_of_the_ablation_differ() -> None:
+    """Appendix A.2 compares type I, type II and Broyden's method with plain steps."""
     model, loss, x0 = smooth_model(), squared_distance(1), inputs(1)
-    options: dict[str, Any] = {"settings": ENDLESS, "iterations": 6}
+    options: dict[str, Any] = {"settings": NEVER_CONVERGED, "iterations": 6}
     ends = {}
     for acceleration in ("type-1", "type-2", "broyden", "none"):
         engine = replace(get_engine("official", acceleration=acceleration), cheapest=False)
         ends[acceleration] = optimize_input(model, loss, x0, engine=engine, **options).x[0]
-    _, plain = written_out(model, loss, x0[0], 6, "latents", mixed=False)
+    _, plain = reference(model, loss, x0[0], 6, "latents", mixed=False)
     torch.testing.assert_close(ends["none"], plain, rtol=1e-9, atol=1e-12)
     for name in ("type-1", "type-2", "broyden"):
         assert float((ends[name] - plain).norm()) > 1e-4, name

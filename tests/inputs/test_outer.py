@@ -1,4 +1,4 @@
-"""Gradients of an optimum with respect to the model, against differences of re-optimized ones."""
+"""Gradients of an optimum in the parameters agree with differences of re-optimized ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def optimum(model: eq.models.EquilibriumClassifier, case: str, start: Tensor = X0) -> InputResult:
-    found = optimize_input(
+    result = optimize_input(
         model,
         squared_distance(),
         start,
@@ -38,17 +38,14 @@ def optimum(model: eq.models.EquilibriumClassifier, case: str, start: Tensor = X
         iterations=400,
         settings=SearchSettings(tolerance=1e-9),
     )
-    assert bool(found.converged.all()), found.summary()
-    return found
+    assert bool(result.converged.all()), result.summary()
+    return result
 
 
 def difference_quotients(
     model: eq.models.EquilibriumClassifier, value: Callable[[], Tensor], step: float
 ) -> list[list[float]]:
-    """dv/dθ along a random direction of each parameter, for every v of the values.
-
-    What is optimized anew starts from the optimum that is differentiated: it is a short way.
-    """
+    """Return dv/dθ along a random direction of each parameter, for every v of the values."""
     quotients = []
     for direction, parameter in zip(directions(model), model.parameters(), strict=True):
         values = []
@@ -74,8 +71,8 @@ def along(model: eq.models.EquilibriumClassifier, gradients: Any) -> list[float]
 @pytest.mark.parametrize(
     "case", ["ridge", "ball", pytest.param("ball and box", marks=pytest.mark.slow)]
 )
-def test_the_gradients_of_the_optimal_value_and_of_another_loss_there(case: str) -> None:
-    """Both against the same optima of models nearby, which take most of the time."""
+def test_gradients_of_optimal_value_and_optimal_input(case: str) -> None:
+    """Both use the same optima of nearby models, which take most of the time."""
     model = smooth_model()
     parameters = list(model.parameters())
 
@@ -83,26 +80,26 @@ def test_the_gradients_of_the_optimal_value_and_of_another_loss_there(case: str)
         return (model(x).sin() * torch.arange(1, 4)).sum() + x.cos().sum()
 
     def nearby() -> Tensor:
-        again = optimum(model, case, found.x)
-        return torch.stack([again.loss.sum(), outer(again.x)])
+        reoptimized = optimum(model, case, result.x)
+        return torch.stack([reoptimized.loss.sum(), outer(reoptimized.x)])
 
-    found = optimum(model, case)
+    result = optimum(model, case)
     of_value, of_outer = zip(*difference_quotients(model, nearby, 1e-4), strict=True)
 
-    value = optimal_value(found)
-    torch.testing.assert_close(value.detach(), found.loss)
+    value = optimal_value(result)
+    torch.testing.assert_close(value.detach(), result.loss)
     gradients = torch.autograd.grad(value.sum(), parameters)
     assert along(model, gradients) == pytest.approx(of_value, rel=1e-5, abs=1e-5)
 
-    x = optimal_input(found, tolerance=1e-10)
-    assert torch.equal(x, found.x)
+    x = optimal_input(result, tolerance=1e-10)
+    assert torch.equal(x, result.x)
     gradients = torch.autograd.grad(outer(x), parameters)
     assert along(model, gradients) == pytest.approx(of_outer, rel=1e-4, abs=1e-5)
-    detached = torch.autograd.grad(outer(optimal_input(found, "detached")), parameters)
+    detached = torch.autograd.grad(outer(optimal_input(result, "detached")), parameters)
     assert along(model, detached) != pytest.approx(of_outer, rel=1e-2, abs=1e-3)
 
 
-def test_groups_are_differentiated_together() -> None:
+def test_optimal_input_of_groups_is_differentiable() -> None:
     model, groups = smooth_model(), torch.tensor([0, 1, 0])
 
     def solve(start: Tensor) -> InputResult:
@@ -116,19 +113,19 @@ def test_groups_are_differentiated_together() -> None:
             settings=SearchSettings(tolerance=1e-9),
         )
 
-    found = solve(X0[:2])
+    result = solve(X0[:2])
     gradients = torch.autograd.grad(
-        optimal_input(found, tolerance=1e-10).cos().sum(),
+        optimal_input(result, tolerance=1e-10).cos().sum(),
         list(model.parameters()),
         materialize_grads=True,
         allow_unused=True,
     )
-    expected = difference_quotients(model, lambda: solve(found.x).x.cos().sum()[None], 1e-4)
+    expected = difference_quotients(model, lambda: solve(result.x).x.cos().sum()[None], 1e-4)
     assert along(model, gradients) == pytest.approx([v for (v,) in expected], rel=1e-4, abs=1e-5)
 
 
-def test_the_implicit_gradient_is_that_of_unrolling() -> None:
-    """Against gradient descent on x, differentiated step by step."""
+def test_implicit_gradient_agrees_with_unrolling() -> None:
+    """The reference is gradient descent on x, differentiated step by step."""
     model, loss = smooth_model(), squared_distance()
     parameters = list(model.parameters())
     x = X0.clone().requires_grad_()
@@ -137,36 +134,36 @@ def test_the_implicit_gradient_is_that_of_unrolling() -> None:
         (gradient,) = torch.autograd.grad(value, x, create_graph=True)
         x = x - 0.9 * gradient
     unrolled = torch.autograd.grad(x.sin().sum(), parameters)
-    found = optimum(model, "ridge")
-    implicit = torch.autograd.grad(optimal_input(found, tolerance=1e-10).sin().sum(), parameters)
-    for one, other in zip(implicit, unrolled, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    result = optimum(model, "ridge")
+    implicit = torch.autograd.grad(optimal_input(result, tolerance=1e-10).sin().sum(), parameters)
+    for gradient, expected in zip(implicit, unrolled, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_an_unpolished_adjoint_is_the_reason_for_polishing() -> None:
+def test_optimal_value_needs_a_polished_adjoint() -> None:
     model = smooth_model()
     options: dict[str, Any] = {"penalty": ridge, "iterations": 3}
     parameters = list(model.parameters())
 
     def gradient(**more: Any) -> Tensor:
         settings = SearchSettings(**more)
-        found = optimize_input(model, squared_distance(), X0, settings=settings, **options)
-        pieces = torch.autograd.grad(optimal_value(found).sum(), parameters)
+        result = optimize_input(model, squared_distance(), X0, settings=settings, **options)
+        pieces = torch.autograd.grad(optimal_value(result).sum(), parameters)
         return torch.cat([piece.flatten() for piece in pieces])
 
-    found = optimize_input(model, squared_distance(), X0, **options)
-    exact = torch.autograd.grad(squared_distance()(model(found.x)).sum(), parameters)
+    result = optimize_input(model, squared_distance(), X0, **options)
+    exact = torch.autograd.grad(squared_distance()(model(result.x)).sum(), parameters)
     reference = torch.cat([piece.flatten() for piece in exact])
     similarity = torch.nn.functional.cosine_similarity
     assert float(similarity(gradient(), reference, dim=0)) > 1 - 1e-8
     assert float(similarity(gradient(polish=False), reference, dim=0)) < 1 - 1e-6
 
 
-def test_an_unfinished_optimum_is_refused() -> None:
-    found = optimize_input(smooth_model(), squared_distance(), X0, iterations=2)
-    with pytest.raises(eq.ConvergenceError, match="needs one that has converged"):
-        optimal_input(found)
-    assert optimal_input(found, strict=False).requires_grad
-    assert not optimal_input(found, "detached").requires_grad
+def test_unconverged_optimum_is_rejected() -> None:
+    result = optimize_input(smooth_model(), squared_distance(), X0, iterations=2)
+    with pytest.raises(eq.ConvergenceError, match="needs a converged search"):
+        optimal_input(result)
+    assert optimal_input(result, strict=False).requires_grad
+    assert not optimal_input(result, "detached").requires_grad
     with pytest.raises(ValueError, match="'implicit' or 'detached'"):
-        optimal_input(found, "unrolled")  # type: ignore[arg-type]
+        optimal_input(result, "unrolled")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Accuracy as a curve: it falls, what is certified lies below, and every point is a true attack."""
+"""Curves of the accuracy under attack: monotone, above the certified curve, equal to attacks."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_accuracy_falls_with_the_distance(curves: RobustnessCurves) -> None:
     assert curves.over_eps["pgd"][-1].accuracy < curves.accuracy
 
 
-def test_points_are_those_of_single_attacks(curves: RobustnessCurves) -> None:
-    """Up to images that a smaller distance had changed: those stay changed."""
+def test_points_agree_with_single_attacks(curves: RobustnessCurves) -> None:
+    """Images that a smaller distance changed are not attacked again."""
     images, labels = digits(COUNT)
     model = digit_classifier("opteq")
     first = attack(model, images, labels, norm="l2", eps=0.08, steps=5)
@@ -40,23 +40,24 @@ def test_points_are_those_of_single_attacks(curves: RobustnessCurves) -> None:
     assert curves.accuracy == first.accuracy
     steps = [point.steps for point in curves.over_steps["pgd"]]
     assert steps == list(STEP_COUNTS)
-    one = attack(model, images, labels, norm="l2", eps=curves.step_eps, steps=1)
-    assert curves.over_steps["pgd"][0].accuracy == one.robust_accuracy
+    single = attack(model, images, labels, norm="l2", eps=curves.step_eps, steps=1)
+    assert curves.over_steps["pgd"][0].accuracy == single.robust_accuracy
     assert "fgsm" not in curves.over_steps
 
 
-def test_what_is_certified_lies_below_every_attack(curves: RobustnessCurves) -> None:
+def test_certified_curve_lies_below_every_attack(curves: RobustnessCurves) -> None:
     images, labels = digits(COUNT)
-    found = certify(digit_classifier("opteq"), images, refine=False)
-    curve = certified_curve("l2", found.radius, found.prediction == labels, images[0].numel())
+    certificate = certify(digit_classifier("opteq"), images, refine=False)
+    right = certificate.prediction == labels
+    curve = certified_curve("l2", certificate.radius, right, images[0].numel())
     assert curve[0][1] > 0
     for points in curves.over_eps.values():
         for point in points:
-            held = max((share for eps, share in curve if eps > point.eps), default=0.0)
-            assert held <= point.accuracy
+            certified = max((share for eps, share in curve if eps > point.eps), default=0.0)
+            assert certified <= point.accuracy
 
 
-def test_the_certified_curve_counts_radii_of_right_answers() -> None:
+def test_certified_curve_counts_radii_of_right_predictions() -> None:
     radii = torch.tensor([0.5, 0.2, 0.0, 0.9])
     right = torch.tensor([True, True, True, False])
     curve = certified_curve("l2", radii, right, 16)
@@ -76,38 +77,38 @@ def test_the_certified_curve_counts_radii_of_right_answers() -> None:
     assert [share for _, share in many] == sorted((s for _, s in many), reverse=True)
 
 
-def test_methods_that_do_not_take_a_model_are_passed_over() -> None:
+def test_unsupported_methods_are_skipped() -> None:
     images, labels = digits(4)
     model = digit_classifier("resnet")
-    found = measure_robustness(
+    result = measure_robustness(
         model, images, labels, AttackSettings(eps=0.2, steps=1), methods=("jiio", "fgsm")
     )
-    assert {*found.over_eps} == {"fgsm"}
-    assert found.passed_over[0].startswith("jiio: ")
+    assert {*result.over_eps} == {"fgsm"}
+    assert result.passed_over[0].startswith("jiio: ")
     with pytest.raises((TypeError, ValueError)):
         measure_robustness(model, images, labels, SETTINGS, methods=("jiio",))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["l2", "linf"])
-def test_attacks_of_foolbox_have_curves_too(norm: str) -> None:
+def test_foolbox_attacks_have_curves(norm: str) -> None:
     pytest.importorskip("foolbox", reason="NO FOOLBOX: pip install foolbox", exc_type=ImportError)
     images, labels = digits(6)
-    told = []
+    measured = []
     settings = AttackSettings(eps=0.5 if norm == "l2" else 0.05, norm=norm, steps=2)  # type: ignore[arg-type]
     methods = curve_methods(norm)[3:]
     assert methods == ("foolbox pgd", "foolbox deepfool")
-    found = measure_robustness(
+    result = measure_robustness(
         digit_classifier("opteq"),
         images,
         labels,
         settings,
         methods=methods,
-        on_measured=told.append,
+        on_measured=measured.append,
     )
-    assert {*found.over_eps} == {*methods}
-    assert {*found.over_steps} == {"foolbox pgd"}
-    assert len(told) == 2 * len(SHARES) + len(STEP_COUNTS)
-    for points in found.over_eps.values():
+    assert {*result.over_eps} == {*methods}
+    assert {*result.over_steps} == {"foolbox pgd"}
+    assert len(measured) == 2 * len(SHARES) + len(STEP_COUNTS)
+    for points in result.over_eps.values():
         shares = [point.accuracy for point in points]
         assert shares == sorted(shares, reverse=True)

@@ -1,4 +1,4 @@
-"""The engine of free inputs: prediction of z and μ, quasi-Newton steps, and leaving checks out."""
+"""The engine for unconstrained inputs: prediction of z and μ, and quasi-Newton steps."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from equilibria.inputs.steps import QuasiNewton
 from tests.inputs.small_problem import inputs, ridge, smooth_model, squared_distance
 
 
-def test_a_linear_dependence_is_predicted_exactly() -> None:
-    """In the span of the steps seen, and not at all across it."""
+def test_linear_dependence_is_predicted_exactly() -> None:
+    """This holds in the span of the recorded steps; there is no prediction orthogonal to it."""
     torch.manual_seed(0)
     slope = torch.randn(5, 7).double()
     x = torch.randn(2, 5).double()
@@ -32,7 +32,7 @@ def test_a_linear_dependence_is_predicted_exactly() -> None:
     torch.testing.assert_close(secants.predict(x + across)[0], x @ slope)
 
 
-def test_a_step_that_did_not_move_predicts_nothing() -> None:
+def test_zero_step_predicts_no_change() -> None:
     secants = Secants(memory=2)
     x, value = torch.ones(1, 3), torch.ones(1, 4)
     for _ in range(3):
@@ -40,8 +40,8 @@ def test_a_step_that_did_not_move_predicts_nothing() -> None:
     assert torch.equal(secants.predict(x + 1)[0], value)
 
 
-def test_quasi_newton_steps_solve_a_quadratic() -> None:
-    """Each row its own, in about as many steps as dimensions, whatever the conditioning."""
+def test_quasi_newton_steps_minimize_a_quadratic() -> None:
+    """Rows converge independently, for any conditioning."""
     scales = torch.tensor([[1.0, 10.0, 100.0], [100.0, 1.0, 3.0]]).double()
     x = torch.ones(2, 3).double()
     newton = QuasiNewton(memory=8)
@@ -53,7 +53,7 @@ def test_quasi_newton_steps_solve_a_quadratic() -> None:
     assert float(x.abs().max()) < 1e-8
 
 
-def test_negative_curvature_is_left_out() -> None:
+def test_negative_curvature_is_ignored() -> None:
     newton = QuasiNewton(memory=4)
     running = torch.ones(1, dtype=torch.bool)
     for x in (torch.tensor([[1.0]]), torch.tensor([[2.0]])):
@@ -62,12 +62,11 @@ def test_negative_curvature_is_left_out() -> None:
     assert torch.equal(direction, torch.tensor([[0.5]]))
 
 
-def test_prediction_follows_x_more_closely() -> None:
-    """The same iterations with and without: what z and μ lag behind falls."""
+def test_prediction_reduces_the_residuals_of_z_and_mu() -> None:
     model, loss, x0 = smooth_model(), squared_distance(), inputs()
     lags = []
     for memory in (0, 2):
-        found = optimize_input(
+        result = optimize_input(
             model,
             lambda outputs: -loss(outputs),
             x0,
@@ -78,33 +77,33 @@ def test_prediction_follows_x_more_closely() -> None:
             iterations=8,
             engine={"name": "secant", "memory": memory, "decay": "none"},
         )
-        lags.append(float(torch.maximum(found.state_residual, found.adjoint_residual).mean()))
+        lags.append(float(torch.maximum(result.state_residual, result.adjoint_residual).mean()))
     assert lags[1] < 0.7 * lags[0]
 
 
-def test_without_checks_the_search_alone_is_paid_for() -> None:
+def test_search_without_verify_has_no_check_evaluations() -> None:
     model, loss, x0 = smooth_model(), squared_distance(), inputs()
     options: dict[str, Any] = {"penalty": ridge, "iterations": 40}
     settings = SearchSettings(tolerance=1e-6)
     checked = optimize_input(model, loss, x0, settings=settings, **options)
     bare = replace(settings, verify=False, polish=False)
-    found = optimize_input(model, loss, x0, settings=bare, **options)
+    result = optimize_input(model, loss, x0, settings=bare, **options)
     assert checked.check_evaluations > 0
-    assert found.check_evaluations == 0
-    torch.testing.assert_close(found.loss, checked.loss, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.x, checked.x, rtol=1e-2, atol=1e-2)
+    assert result.check_evaluations == 0
+    torch.testing.assert_close(result.loss, checked.loss, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result.x, checked.x, rtol=1e-2, atol=1e-2)
 
 
-def test_parameters_are_constants_of_the_search_and_left_alone() -> None:
-    """No graph leads to them, and they themselves want gradients all the while."""
+def test_parameters_are_constant_and_keep_requires_grad() -> None:
+    """No graph contains them, and they require gradients throughout the search."""
     model = smooth_model()
     model.head.bias.requires_grad_(False)
-    wanted = {name: p.requires_grad for name, p in model.named_parameters()}
+    original = {name: p.requires_grad for name, p in model.named_parameters()}
     trained = [p for p in model.parameters() if p.requires_grad]
     attached = []
 
     def loss(outputs: Tensor) -> Tensor:
-        assert {name: p.requires_grad for name, p in model.named_parameters()} == wanted
+        assert {name: p.requires_grad for name, p in model.named_parameters()} == original
         if outputs.requires_grad:
             reached = torch.autograd.grad(
                 outputs.sum(), trained, retain_graph=True, allow_unused=True
@@ -117,8 +116,8 @@ def test_parameters_are_constants_of_the_search_and_left_alone() -> None:
     assert not any(attached)
 
 
-def test_a_row_that_rests_keeps_its_curvature() -> None:
-    """What others go on to learn must not push it out of the memory."""
+def test_inactive_row_keeps_its_curvature() -> None:
+    """New pairs of other rows must not replace it in the memory."""
     torch.manual_seed(0)
     newton = QuasiNewton(memory=3)
     curvature = torch.tensor([2.0, 5.0]).double()[:, None]
@@ -134,7 +133,7 @@ def test_a_row_that_rests_keeps_its_curvature() -> None:
     torch.testing.assert_close(known, gradient / curvature)
 
 
-def test_a_poor_conditioning_takes_fewer_steps_than_plain_ones() -> None:
+def test_quasi_newton_steps_help_ill_conditioned_problems() -> None:
     model = smooth_model(activation="identity")
     weights = torch.tensor([1.0, 30.0, 0.1, 5.0]).double()
 
@@ -155,6 +154,6 @@ def test_a_poor_conditioning_takes_fewer_steps_than_plain_ones() -> None:
     assert int(newton.iterations.max()) < 0.7 * int(plain.iterations.max())
 
 
-def test_free_inputs_have_this_engine_by_default() -> None:
-    found = optimize_input(smooth_model(), squared_distance(), inputs(), iterations=2)
-    assert found.engine == "secant"
+def test_secant_is_the_default_for_unconstrained_inputs() -> None:
+    result = optimize_input(smooth_model(), squared_distance(), inputs(), iterations=2)
+    assert result.engine == "secant"

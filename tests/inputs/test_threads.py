@@ -1,4 +1,4 @@
-"""Searches on a model that other threads use: nobody notices the others."""
+"""Searches on a model that other threads use do not affect them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Job = Callable[[], list[Tensor]]
 
 
 class Doubled(nn.Module):
-    """Tells the modes apart."""
+    """Doubles its input in training mode."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * x if self.training else x
 
 
 def classifier() -> nn.Module:
-    """In training mode, with a gradient rule that attacks do not take."""
+    """Return a model in training mode, with a gradient rule that attacks replace."""
     model = smooth_model()
     model.layer = eq.EquilibriumLayer(
         model.layer.cell, solver=eq.Anderson(tolerance=1e-12), gradient="one_step"
@@ -76,8 +76,8 @@ def halved(images: Tensor) -> Tensor:
     return images[..., ::2]
 
 
-def traits(model: nn.Module) -> list[object]:
-    """All that a search could leave behind."""
+def snapshot(model: nn.Module) -> list[object]:
+    """Return everything that a search might change in a model."""
     layers = [m for m in model.modules() if isinstance(m, eq.EquilibriumLayer)]
     return [
         [module.training for module in model.modules()],
@@ -92,43 +92,41 @@ def traits(model: nn.Module) -> list[object]:
     [(classifier, classifier_jobs), (lambda: SmallDecoder().double().train(), decoder_jobs)],
     ids=["classifier", "decoder"],
 )
-def test_side_by_side_is_one_after_the_other(
+def test_concurrent_searches_give_the_sequential_results(
     make: Callable[[], nn.Module], jobs_of: Callable[[Any], dict[str, Job]]
 ) -> None:
-    """Attacks switched modes and gradients of the model off and on: others saw it, and some of it
-    stayed.
-    """
+    """Attacks must not change modes and gradients of the shared model, not even temporarily."""
     model = make()
     jobs = jobs_of(model)
-    alone = {name: job() for name, job in jobs.items()}
-    before = traits(model)
-    meeting = threading.Barrier(THREADS)
+    expected = {name: job() for name, job in jobs.items()}
+    original = snapshot(model)
+    barrier = threading.Barrier(THREADS)
     names = list(jobs)
 
     def work(thread: int) -> list[tuple[str, list[Tensor]]]:
-        found = []
+        outputs = []
         try:
             for turn in range(ROUNDS * len(names)):
                 if turn % len(names) == 0:
-                    meeting.wait()
+                    barrier.wait()
                 name = names[(thread + turn) % len(names)]
-                found.append((name, jobs[name]()))
+                outputs.append((name, jobs[name]()))
         except BaseException:
-            meeting.abort()  # The others must not wait for this one.
+            barrier.abort()  # The other threads must not wait for this one.
             raise
-        return found
+        return outputs
 
     with ThreadPoolExecutor(THREADS) as pool:
-        results = [result for found in pool.map(work, range(THREADS)) for result in found]
+        results = [result for outputs in pool.map(work, range(THREADS)) for result in outputs]
     assert len(results) == THREADS * ROUNDS * len(names)
     for name, tensors in results:
-        for one, other in zip(tensors, alone[name], strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11, msg=name)
-    assert traits(model) == before
+        for tensor, reference in zip(tensors, expected[name], strict=True):
+            torch.testing.assert_close(tensor, reference, rtol=1e-9, atol=1e-11, msg=name)
+    assert snapshot(model) == original
 
 
-def test_training_does_not_notice_attacks() -> None:
-    """Every step has its gradients, and the weights end where they do without attacks."""
+def test_attacks_do_not_affect_concurrent_training() -> None:
+    """Every step has gradients, and the final weights are those without attacks."""
     x, labels = inputs(), torch.tensor([0, 2, 1])
 
     def trained(model: nn.Module) -> list[Tensor]:
@@ -140,30 +138,29 @@ def test_training_does_not_notice_attacks() -> None:
             optimizer.step()
         return [p.detach().clone() for p in model.parameters()]
 
-    alone, model, over = trained(classifier()), classifier(), threading.Event()
+    expected, model, finished = trained(classifier()), classifier(), threading.Event()
 
     def attacks() -> int:
         count = 0
-        while not over.is_set() or not count:
-            found = attack(model, x, labels, eps=0.4, steps=3, clip=None)
-            assert bool(found.images.isfinite().all())
+        while not finished.is_set() or not count:
+            result = attack(model, x, labels, eps=0.4, steps=3, clip=None)
+            assert bool(result.images.isfinite().all())
             count += 1
         return count
 
     with ThreadPoolExecutor(4) as pool:
-        beside = [pool.submit(attacks) for _ in range(3)]
+        futures = [pool.submit(attacks) for _ in range(3)]
         try:
             weights = trained(model)
         finally:
-            over.set()
-        assert all(job.result() for job in beside)
-    for one, other in zip(weights, alone, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+            finished.set()
+        assert all(future.result() for future in futures)
+    for weight, reference in zip(weights, expected, strict=True):
+        torch.testing.assert_close(weight, reference, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("method", ["pgd", "jiio"])
-def test_the_model_keeps_its_memories(method: Any) -> None:
-    """What the last solves of a model were is not for an attack to say."""
+def test_attack_keeps_the_last_solutions_of_the_model(method: Any) -> None:
     model, x, labels = classifier(), inputs(), torch.tensor([0, 2, 1])
     layer: Any = model.layer
     with eq.solving(model, gradient="implicit"):
@@ -174,8 +171,8 @@ def test_the_model_keeps_its_memories(method: Any) -> None:
     assert layer.last_backward is backward
 
 
-def test_a_model_that_does_not_converge_is_warned_of_once() -> None:
-    """Not once an attack: each has a twin of its own."""
+def test_convergence_warning_is_issued_once() -> None:
+    """Attacks work on copies of the model, which must not warn again."""
     model, x, labels = classifier().eval(), inputs(), torch.tensor([0, 2, 1])
     options: dict[str, Any] = {"eps": 0.4, "steps": 3, "clip": None}
     with warnings.catch_warnings(record=True) as caught, eq.solving(model, max_iterations=2):
@@ -187,7 +184,7 @@ def test_a_model_that_does_not_converge_is_warned_of_once() -> None:
     assert len(forward) == 1
 
 
-def test_blocks_around_an_attack_hold_for_it() -> None:
+def test_solving_blocks_apply_to_attacks() -> None:
     model, x, labels = classifier(), inputs(), torch.tensor([0, 2, 1])
     with eq.solving(model, solver="picard", tolerance=1e-3):
         coarse = attack(model, x, labels, eps=0.4, steps=3, clip=None)
@@ -198,7 +195,7 @@ def test_blocks_around_an_attack_hold_for_it() -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["compiled", "traced by fx", "scripted", "parametrized"])
-def test_models_of_every_making_are_attacked(kind: str) -> None:
+def test_transformed_models_can_be_attacked(kind: str) -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
     plain.eval()
@@ -213,11 +210,11 @@ def test_models_of_every_making_are_attacked(kind: str) -> None:
     labels = torch.tensor([0, 2, 1])
     expected = attack(plain, inputs(), labels, **options)
     model.train()
-    before = [p.requires_grad for p in model.parameters()]
-    found = attack(model, inputs(), labels, **options)
-    torch.testing.assert_close(found.images, expected.images)
+    original = [p.requires_grad for p in model.parameters()]
+    result = attack(model, inputs(), labels, **options)
+    torch.testing.assert_close(result.images, expected.images)
     assert model.training
-    assert [p.requires_grad for p in model.parameters()] == before
+    assert [p.requires_grad for p in model.parameters()] == original
 
 
 def weight_normed(model: nn.Module) -> nn.Module:

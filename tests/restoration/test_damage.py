@@ -1,4 +1,4 @@
-"""Damages are what they say."""
+"""Kinds of damage: their measurements, noise and names."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from equilibria.restoration import (
 from tests.inputs.small_generator import chance
 
 
-def test_windows_have_the_size_asked_for_and_a_place_of_their_own() -> None:
+def test_windows_have_the_requested_size_and_random_positions() -> None:
     images = torch.ones(200, 3, 64, 64)
-    seen = Inpainting().corrupt(images, chance())
-    assert isinstance(seen.measurement, Mask)
-    hidden = seen.measurement.known == 0
+    problem = Inpainting().corrupt(images, chance())
+    assert isinstance(problem.measurement, Mask)
+    hidden = problem.measurement.known == 0
     assert hidden.shape == (200, 1, 64, 64)
     assert hidden.flatten(1).sum(dim=1).unique().tolist() == [20 * 20]  # the paper's window
     rows = hidden[:, 0].any(dim=2)
@@ -36,16 +36,16 @@ def test_windows_have_the_size_asked_for_and_a_place_of_their_own() -> None:
     assert len(first.unique()) > 30
     assert int(first.min()) == 0
     assert int(first.max()) == 44
-    assert torch.equal(seen.measured == 0, hidden.expand(-1, 3, -1, -1))
+    assert torch.equal(problem.measured == 0, hidden.expand(-1, 3, -1, -1))
     assert Inpainting(window=5).pixels(28) == 5
     assert Inpainting().pixels(28) == 9
 
 
-def test_noise_has_the_deviation_asked_for_and_spares_what_is_hidden() -> None:
+def test_noise_has_the_requested_deviation_and_only_affects_known_pixels() -> None:
     images = torch.full((50, 1, 32, 32), 0.5)
-    seen = Denoising(noise=0.3).corrupt(images, chance())
-    assert float((seen.measured - images).std()) == pytest.approx(0.3, rel=0.02)
-    assert seen.noise == 0.3
+    problem = Denoising(noise=0.3).corrupt(images, chance())
+    assert float((problem.measured - images).std()) == pytest.approx(0.3, rel=0.02)
+    assert problem.noise == 0.3
     masked = Inpainting(noise=0.3).corrupt(images, chance())
     assert isinstance(masked.measurement, Mask)
     assert not masked.measured[masked.measurement.known == 0].any()
@@ -53,26 +53,26 @@ def test_noise_has_the_deviation_asked_for_and_spares_what_is_hidden() -> None:
 
 
 @pytest.mark.parametrize("name", ["denoise", "inpaint", "deblur", "superres"])
-def test_damage_is_drawn_from_the_generator(name: str) -> None:
+def test_damage_depends_on_the_generator(name: str) -> None:
     images = torch.rand(4, 1, 16, 16)
     damage = get_damage(name, noise=0.1)
-    one, again, other = (damage.corrupt(images, chance(seed)).measured for seed in (3, 3, 4))
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
+    first, repeated, other = (damage.corrupt(images, chance(seed)).measured for seed in (3, 3, 4))
+    assert torch.equal(first, repeated)
+    assert not torch.equal(first, other)
     torch.manual_seed(3)
-    own = damage.corrupt(images).measured
+    by_global_generator = damage.corrupt(images).measured
     torch.manual_seed(3)
-    assert torch.equal(own, damage.corrupt(images).measured)
-    picture = replace(damage.corrupt(images), measured=one).picture((16, 16))
+    assert torch.equal(by_global_generator, damage.corrupt(images).measured)
+    picture = replace(damage.corrupt(images), measured=first).picture((16, 16))
     assert picture is not None
     assert picture.shape == images.shape
 
 
-def test_any_callable_measures() -> None:
+def test_any_callable_is_a_measurement() -> None:
     images = torch.rand(2, 1, 6, 6)
-    seen = Measured(lambda x: x.mean(dim=(2, 3)) ** 2).corrupt(images)
-    torch.testing.assert_close(seen.measured, images.mean(dim=(2, 3)) ** 2)
-    assert seen.picture((6, 6)) is None
+    problem = Measured(lambda x: x.mean(dim=(2, 3)) ** 2).corrupt(images)
+    torch.testing.assert_close(problem.measured, images.mean(dim=(2, 3)) ** 2)
+    assert problem.picture((6, 6)) is None
 
 
 def test_damages_have_names() -> None:
@@ -95,24 +95,27 @@ def test_damages_have_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Denoising(noise=0), r"noise must be in \(0, 1\]"),
         (lambda: Denoising(noise=-1), r"noise must be in \(0, 1\]"),
         (lambda: Inpainting(noise=float("inf")), r"noise must be in \[0, 1\]"),
         (lambda: Inpainting(window=0), "window must be positive"),
-        (lambda: Inpainting(window=9).corrupt(torch.zeros(1, 1, 8, 8)), "hides 9 of 8"),
+        (
+            lambda: Inpainting(window=9).corrupt(torch.zeros(1, 1, 8, 8)),
+            "at most 7 of 8 pixels per side",
+        ),
         (lambda: Deblurring(width=0), "must be positive"),
         (lambda: Blur(3)(torch.zeros(1, 1, 8, 8)), "more than 9 pixels"),
         (lambda: SuperResolution(factor=1), "at least 2"),
         (lambda: SuperResolution(3).corrupt(torch.zeros(1, 1, 8, 8)), "divisible by 3"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_options_are_rejected(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_damages_meet_the_protocol() -> None:
+def test_default_noise() -> None:
     kinds: list[Damage] = [Denoising(), Inpainting(), Deblurring(), SuperResolution()]
     assert [kind.noise for kind in kinds] == [0.2, 0, 0.02, 0]

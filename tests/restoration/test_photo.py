@@ -1,4 +1,4 @@
-"""The restorer of photographs: one minimizer, whoever looks for it, and a bound that holds."""
+"""The restorer of photographs: a unique minimizer, valid bounds, and quality of restoration."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from equilibria.tasks.image_quality import picture_psnr
 NOISE = 25 / 255
 
 
-def chance(seed: int = 0) -> torch.Generator:
+def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
 def photograph(name: str = "flower.jpg", side: int = 48, top: int = 150, left: int = 250) -> Tensor:
-    """A piece of a photograph that the prior was not trained on, (1, 3, side, side)."""
+    """Return a square of a photograph that the prior was not trained on, (1, 3, side, side)."""
     pixels = torch.from_numpy(np.array(load_sample_image(name)))
     return pixels[top : top + side, left : left + side].permute(2, 0, 1)[None].double() / 255
 
@@ -48,7 +48,7 @@ def gray(image: Tensor) -> Tensor:
 
 
 def noisy(image: Tensor, noise: float = NOISE, seed: int = 0) -> Tensor:
-    return image + noise * torch.randn(image.shape, generator=chance(seed), dtype=image.dtype)
+    return image + noise * torch.randn(image.shape, generator=seeded(seed), dtype=image.dtype)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def exact(prior: eq.energies.OpponentPrior, accuracy: float = 1e-10) -> PhotoMin
     return PhotoMinimizer(prior, NOISE, accuracy=accuracy, max_iterations=5000)
 
 
-def test_ten_starts_and_three_solvers_find_one_minimizer(
+def test_minimizer_does_not_depend_on_start_and_solver(
     prior: eq.energies.OpponentPrior,
 ) -> None:
     x = noisy(gray(photograph(side=24)))
@@ -74,16 +74,16 @@ def test_ten_starts_and_three_solvers_find_one_minimizer(
         eq.Accelerated(stop=stop, max_iterations=5000),
     ]
     for seed in range(10):
-        start = 2 * torch.rand(x.shape, generator=chance(seed), dtype=x.dtype)
-        found = restorer.restore(x, start=start, solver=solvers[seed % 3])
-        assert bool(found.solution.converged.all())
-        assert (found.images - expected).abs().max() < 1e-4
+        start = 2 * torch.rand(x.shape, generator=seeded(seed), dtype=x.dtype)
+        restored = restorer.restore(x, start=start, solver=solvers[seed % 3])
+        assert bool(restored.solution.converged.all())
+        assert (restored.images - expected).abs().max() < 1e-4
 
 
-def test_an_outside_solver_finds_no_lower_objective(prior: eq.energies.OpponentPrior) -> None:
+def test_objective_agrees_with_scipy(prior: eq.energies.OpponentPrior) -> None:
     x = noisy(gray(photograph(side=12)))
     restorer = exact(prior)
-    found = restorer.restore(x)
+    restored = restorer.restore(x)
     padded, operator = restorer.mirrored(x, None)
     layer, inputs = restorer.layer(padded, operator, padded)
     objective = layer.objective(inputs)
@@ -101,40 +101,40 @@ def test_an_outside_solver_finds_no_lower_objective(prior: eq.energies.OpponentP
         method="L-BFGS-B",
         options={"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-9},
     )
-    assert float(found.objective[-1, 0]) == pytest.approx(outside.fun, rel=1e-9)
+    assert float(restored.objective[-1, 0]) == pytest.approx(outside.fun, rel=1e-9)
 
 
 @pytest.mark.parametrize("image", [("flower.jpg", 150, 250), ("china.jpg", 60, 300)], ids=str)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_bound_holds_and_the_solve_stops_below_a_gray_level(
+def test_error_bound_holds_and_is_at_most_a_gray_level(
     prior: eq.energies.OpponentPrior, image: tuple[str, int, int], channels: int
 ) -> None:
     name, top, left = image
     clean = photograph(name, 32, top, left)
     x = noisy(clean if channels == 3 else gray(clean))
     restorer = PhotoMinimizer(prior, NOISE)
-    found = restorer.restore(x)
-    y, truth = found.solution.state, exact(prior).restore(x).solution.state
+    restored = restorer.restore(x)
+    y, truth = restored.solution.state, exact(prior).restore(x).solution.state
     assert isinstance(y, Tensor)
     assert isinstance(truth, Tensor)
     distance = (y - truth).square().mean().sqrt()
-    assert found.bound is not None
-    assert 0 < distance <= found.bound[0] <= 1.5 / 255
-    assert picture_psnr(found.images, clean if channels == 3 else gray(clean)) > picture_psnr(
+    assert restored.bound is not None
+    assert 0 < distance <= restored.bound[0] <= 1.5 / 255
+    assert picture_psnr(restored.images, clean if channels == 3 else gray(clean)) > picture_psnr(
         x, clean if channels == 3 else gray(clean)
     )
 
 
 @pytest.mark.filterwarnings("ignore:.*did not converge")
-def test_the_objective_falls_along_a_solve(prior: eq.energies.OpponentPrior) -> None:
+def test_objective_decreases_during_a_solve(prior: eq.energies.OpponentPrior) -> None:
     x = noisy(gray(photograph(side=24)))
     restorer = exact(prior, 1e-6)
-    found = restorer.restore(x, solver=eq.Picard(max_iterations=40, tolerance=1e-9), trace=True)
-    assert found.trace is not None
-    assert found.best_trace is not None
-    assert len(found.trace) > 10
-    assert bool((found.trace.diff(dim=0) <= 1e-12).all())
-    torch.testing.assert_close(found.best_trace, found.trace)
+    restored = restorer.restore(x, solver=eq.Picard(max_iterations=40, tolerance=1e-9), trace=True)
+    assert restored.trace is not None
+    assert restored.best_trace is not None
+    assert len(restored.trace) > 10
+    assert bool((restored.trace.diff(dim=0) <= 1e-12).all())
+    torch.testing.assert_close(restored.best_trace, restored.trace)
 
 
 DAMAGE: list[Damage] = [
@@ -146,61 +146,61 @@ DAMAGE: list[Damage] = [
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: type(damage).__name__)
-def test_the_same_prior_undoes_other_damage_better_than_total_variation(
+def test_prior_outperforms_total_variation_on_other_damage(
     prior: eq.energies.OpponentPrior, damage: Damage
 ) -> None:
     clean = photograph(side=48)
-    seen = damage.corrupt(clean, chance())
-    found = PhotoRestorer(prior, strength=1.0).restore(seen)
-    assert found.images.shape == clean.shape
-    assert found.bound is None  # The operator hides something: there may be several minimizers.
-    start = seen.about.first_picture(seen.measured)
+    problem = damage.corrupt(clean, seeded())
+    restored = PhotoRestorer(prior, strength=1.0).restore(problem)
+    assert restored.images.shape == clean.shape
+    assert restored.bound is None  # There may be several minimizers.
+    start = problem.about.first_picture(problem.measured)
     variations = [
-        least_variation(seen.measured, seen.measurement, weight, start)  # type: ignore[arg-type]
+        least_variation(problem.measured, problem.measurement, weight, start)  # type: ignore[arg-type]
         for weight in (3e-4, 1e-3, 3e-3)
     ]
-    best = max(float(picture_psnr(some, clean)) for some in variations)
-    assert float(picture_psnr(found.images, clean)) > best
+    best = max(float(picture_psnr(images, clean)) for images in variations)
+    assert float(picture_psnr(restored.images, clean)) > best
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: type(damage).__name__)
-def test_no_picture_nearby_is_better_by_more_than_is_proven(
+def test_improvement_by_nearby_pictures_is_within_the_bound(
     prior: eq.energies.OpponentPrior, damage: Damage
 ) -> None:
-    """Against the gradient, against the most concave directions, and at random."""
-    seen = damage.corrupt(photograph(side=24), chance())
-    found = PhotoRestorer(prior, strength=1.0).restore(seen)
-    y, cell, context = found.solution.state, found.cell, found.solution.context
+    """Checked along the negative gradient, a random direction, and a smooth random direction."""
+    problem = damage.corrupt(photograph(side=24), seeded())
+    restored = PhotoRestorer(prior, strength=1.0).restore(problem)
+    y, cell, context = restored.solution.state, restored.cell, restored.solution.context
     assert isinstance(y, Tensor)
     objective = cell.objective(context)
     gradient = objective.gradient(y)
     assert isinstance(gradient, Tensor)
-    random = torch.randn(y.shape, generator=chance(1), dtype=y.dtype)
+    random = torch.randn(y.shape, generator=seeded(1), dtype=y.dtype)
     smooth = torch.nn.functional.avg_pool2d(random, 3, stride=1, padding=1)
     for radius in (1 / 255, 0.1):
-        gain = found.gain_within(radius)
+        gain = restored.gain_within(radius)
         assert gain is not None
         assert gain > 0
         for direction in (-gradient, random, smooth):
             moved = y + direction * radius / direction.square().mean().sqrt()
             assert objective.value(y) - objective.value(moved) <= gain
-    near = found.gain_within(1 / 255)
+    near = restored.gain_within(1 / 255)
     assert near is not None
-    assert near < 0.05 * found.objective[-1]
+    assert near < 0.05 * restored.objective[-1]
 
 
-def test_of_a_convex_objective_the_gain_is_that_of_the_minimizer(
+def test_gain_bound_of_a_convex_objective_covers_the_minimizer(
     prior: eq.energies.OpponentPrior,
 ) -> None:
     x = noisy(gray(photograph(side=24)))
-    found, best = PhotoMinimizer(prior, NOISE).restore(x), exact(prior).restore(x)
-    everywhere = found.gain_within(1.0)
+    restored, best = PhotoMinimizer(prior, NOISE).restore(x), exact(prior).restore(x)
+    everywhere = restored.gain_within(1.0)
     assert everywhere is not None
-    assert 0 < found.objective[-1] - best.objective[-1] <= everywhere
+    assert 0 < restored.objective[-1] - best.objective[-1] <= everywhere
 
 
 class Sum(eq.LinearOperator):
-    """A measurement of one's own: red, green and blue light on one sensor."""
+    """A custom measurement: red, green and blue light on one sensor."""
 
     def output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         return (1, *input_shape[1:])
@@ -218,8 +218,8 @@ class Sum(eq.LinearOperator):
         return y.expand(-1, 3, -1, -1)
 
 
-def test_a_measurement_of_ones_own(prior: eq.energies.OpponentPrior) -> None:
-    """As a linear operator and as a function it gives one picture; a function proves nothing."""
+def test_custom_measurement(prior: eq.energies.OpponentPrior) -> None:
+    """A linear operator and a function give the same picture; bounds need a linear operator."""
     clean = photograph(side=24)
     x = noisy(clean.sum(dim=1, keepdim=True), 0.02)
     restorer = PhotoMinimizer(prior, 0.02, level=0.06)
@@ -235,57 +235,61 @@ def test_a_measurement_of_ones_own(prior: eq.energies.OpponentPrior) -> None:
     assert (luminance[0] - luminance[1]).square().mean().sqrt() < 0.02 / 3
 
 
-def test_a_nonlinear_measurement_is_undone(prior: eq.energies.OpponentPrior) -> None:
-    """A camera's curve, y^½, is steep where it is dark: its norm is not 1."""
+def test_nonlinear_measurement(prior: eq.energies.OpponentPrior) -> None:
+    """The response curve of a camera, y^½, has a large slope in dark areas: its norm is not 1."""
     clean = gray(photograph(side=24)).clamp_min(0.02)
     x = noisy(clean.sqrt(), 0.02)
     restorer = PhotoMinimizer(prior, 0.02, level=0.06)
-    found = restorer.restore(x, lambda y: y.clamp_min(1e-3).sqrt(), start=x.clamp_min(0.1).square())
-    assert bool(found.solution.converged.all())
-    assert picture_psnr(found.images, clean) > picture_psnr(x.clamp_min(0).square(), clean)
+    restored = restorer.restore(
+        x, lambda y: y.clamp_min(1e-3).sqrt(), start=x.clamp_min(0.1).square()
+    )
+    assert bool(restored.solution.converged.all())
+    assert picture_psnr(restored.images, clean) > picture_psnr(x.clamp_min(0).square(), clean)
 
 
-def test_rounded_pictures_are_restored_within_their_steps(prior: eq.energies.OpponentPrior) -> None:
-    """Of 12 gray levels: the box lets the prior undo the bands, and ‖Ay − x‖² would keep them."""
+def test_quantized_picture_is_restored_within_its_steps(prior: eq.energies.OpponentPrior) -> None:
+    """With 12 gray levels, the box lets the prior remove bands, which ‖Ay − x‖² would keep."""
     clean = gray(photograph(side=40))
     step = 1 / 12
     x = (clean / step).round() * step
     restorer = PhotoMinimizer(prior, 0.005, level=0.15, box=step)
-    found = restorer.restore(x)
-    assert found.bound is None  # Within its steps a picture is not told from another by x.
-    assert (found.images - x).abs().max() < step / 2 + 0.02
-    assert picture_psnr(found.images, clean) > picture_psnr(x, clean) + 0.3
+    restored = restorer.restore(x)
+    assert restored.bound is None  # x does not distinguish pictures within its steps.
+    assert (restored.images - x).abs().max() < step / 2 + 0.02
+    assert picture_psnr(restored.images, clean) > picture_psnr(x, clean) + 0.3
     steps = torch.full_like(x[:, :, :1, :1], step)
     again = PhotoMinimizer(prior, 0.005, level=0.15, box=steps).restore(x)
-    torch.testing.assert_close(again.images, found.images)
+    torch.testing.assert_close(again.images, restored.images)
 
 
-def test_pieces_are_the_whole(prior: eq.energies.OpponentPrior) -> None:
+def test_tiles_agree_with_the_whole_picture(prior: eq.energies.OpponentPrior) -> None:
     x = noisy(gray(photograph(side=160)))
-    seen = RestorationProblem(x, Identity(), NOISE)
+    problem = RestorationProblem(x, Identity(), NOISE)
     accuracy = 1e-5
-    whole = PhotoRestorer(prior, accuracy=accuracy).restore(seen)
-    pieces = PhotoRestorer(prior, accuracy=accuracy, tile=150).restore(seen)
-    assert pieces.bound is not None
-    assert float(pieces.bound) <= 1.5 * accuracy
-    assert (whole.images - pieces.images).square().mean().sqrt() < 3 * accuracy
+    whole = PhotoRestorer(prior, accuracy=accuracy).restore(problem)
+    tiled = PhotoRestorer(prior, accuracy=accuracy, tile=150).restore(problem)
+    assert tiled.bound is not None
+    assert float(tiled.bound) <= 1.5 * accuracy
+    assert (whole.images - tiled.images).square().mean().sqrt() < 3 * accuracy
 
 
-def test_strength_and_the_discrepancy_principle(prior: eq.energies.OpponentPrior) -> None:
+def test_discrepancy_principle_matches_the_noise(prior: eq.energies.OpponentPrior) -> None:
     clean = gray(photograph(side=48))
-    seen = Deblurring(1.2, 0.03).corrupt(clean, chance())
+    problem = Deblurring(1.2, 0.03).corrupt(clean, seeded())
 
     def misfit(strength: float) -> float:
-        found = PhotoRestorer(prior, strength=strength).restore(seen)
-        return float((seen.measurement(found.images) - seen.measured).square().mean().sqrt())
+        restored = PhotoRestorer(prior, strength=strength).restore(problem)
+        return float(
+            (problem.measurement(restored.images) - problem.measured).square().mean().sqrt()
+        )
 
-    chosen = PhotoRestorer(prior).discrepancy(seen)
+    strength = PhotoRestorer(prior).discrepancy(problem)
     assert misfit(0.1) < misfit(1.0) < misfit(10.0)
-    assert misfit(chosen) == pytest.approx(0.03, rel=0.1)
+    assert misfit(strength) == pytest.approx(0.03, rel=0.1)
 
 
 @pytest.mark.parametrize("noise", [5, 15, 25, 50])
-def test_the_noise_of_a_photograph_is_told(noise: float) -> None:
+def test_noise_level_of_a_photograph_is_estimated(noise: float) -> None:
     smooth, rough = photograph(side=200), photograph("china.jpg", 200, 100, 100)
     assert math.isclose(noise_level(noisy(smooth, noise / 255)), noise / 255, rel_tol=0.3)
     assert noise / 255 < noise_level(noisy(rough, noise / 255)) < (noise + 6) / 255
@@ -294,27 +298,27 @@ def test_the_noise_of_a_photograph_is_told(noise: float) -> None:
         noise_level(torch.zeros(1, 1, 1, 8))
 
 
-def test_total_variation_is_minimized() -> None:
-    """Of ½(a − x)² + ½(b − y)² + w|a − b| the minimizer is known."""
+def test_total_variation_agrees_with_the_known_minimizer() -> None:
+    """The minimizer of ½(a − x)² + ½(b − y)² + w|a − b| is known."""
     x = torch.tensor([[[[0.0, 1.0]]]]).double()
-    found = least_variation(x, Identity(), 0.2, x, 2000)
-    torch.testing.assert_close(found, torch.tensor([[[[0.2, 0.8]]]]).double(), rtol=0, atol=1e-4)
+    restored = least_variation(x, Identity(), 0.2, x, 2000)
+    torch.testing.assert_close(restored, torch.tensor([[[[0.2, 0.8]]]]).double(), rtol=0, atol=1e-4)
     flat = least_variation(x, Identity(), 0.9, x, 2000)
     torch.testing.assert_close(flat, torch.full_like(x, 0.5), rtol=0, atol=1e-4)
 
 
-def test_a_middle_keeps_the_mosaic_and_the_mask() -> None:
+def test_middle_keeps_the_pattern_of_a_mosaic() -> None:
     clean = photograph(side=60)
-    seen = Demosaicing().corrupt(clean)
-    part = seen.middle(20)
+    problem = Demosaicing().corrupt(clean)
+    part = problem.middle(20)
     assert isinstance(part.measurement, Mask)
     torch.testing.assert_close(part.measurement(part.measured), part.measured)
     assert part.measurement.known[0, 0, 0, 0] == 1
 
 
-def test_bad_pictures_are_explained(prior: eq.energies.OpponentPrior) -> None:
+def test_invalid_pictures_are_rejected(prior: eq.energies.OpponentPrior) -> None:
     restorer = PhotoMinimizer(prior, NOISE)
-    with pytest.raises(ValueError, match="1×1 pixels is too small"):
+    with pytest.raises(ValueError, match="more than 8 pixels per side, got 1×1"):
         restorer.restore(torch.zeros(1, 1, 1, 1).double())
     with pytest.raises(ValueError, match="NaN or infinite"):
         restorer.restore(torch.full((1, 1, 12, 12), torch.nan).double())
@@ -330,20 +334,20 @@ def test_bad_pictures_are_explained(prior: eq.energies.OpponentPrior) -> None:
         PhotoMinimizer(prior, NOISE, box=-0.1).restore(torch.zeros(1, 1, 12, 12).double())
 
 
-def test_the_gray_picture_in_three_colors_is_restored_as_the_gray_one(
+def test_gray_picture_in_three_channels_is_restored_like_the_gray_one(
     prior: eq.energies.OpponentPrior,
 ) -> None:
-    """Noise that is equal in three colors is noise √3 times as large in the luminance."""
+    """Equal noise in three colors is larger in the luminance by a factor √3."""
     x = noisy(gray(photograph(side=24)))
-    alone = PhotoMinimizer(prior, NOISE, accuracy=1e-8, max_iterations=2000).restore(x)
+    single = PhotoMinimizer(prior, NOISE, accuracy=1e-8, max_iterations=2000).restore(x)
     level = NOISE * math.sqrt(3)
     three = PhotoMinimizer(prior, level, accuracy=1e-8, max_iterations=2000).restore(
         x.expand(-1, 3, -1, -1)
     )
-    torch.testing.assert_close(three.images[:, :1], alone.images, rtol=0, atol=1e-6)
+    torch.testing.assert_close(three.images[:, :1], single.images, rtol=0, atol=1e-6)
 
 
-def test_the_prior_of_the_package_keeps_its_promises(prior: eq.energies.OpponentPrior) -> None:
+def test_prior_of_the_package_satisfies_its_bounds(prior: eq.energies.OpponentPrior) -> None:
     assert sum(p.numel() for p in prior.parameters()) <= 20_000
     for part in (prior.luminance, prior.colors):
         slopes = part.slope_values()
@@ -352,45 +356,45 @@ def test_the_prior_of_the_package_keeps_its_promises(prior: eq.energies.Opponent
         assert spectrum.max() <= 1
 
 
-def test_a_prior_is_written_with_what_it_is_made_of(tmp_path: Path) -> None:
+def test_saved_prior_restores_like_the_original(tmp_path: Path) -> None:
     torch.manual_seed(0)
     options = {"channels": 10, "kernel_size": 5, "concavity": 0.4, "steepness": 3.0}
-    made = photo_denoiser(**options, knots=(0.5, 1.0, 4.0)).prior.eval()
+    original = photo_denoiser(**options, knots=(0.5, 1.0, 4.0)).prior.eval()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in original.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    save_prior(made, tmp_path / "prior.safetensors")
+    save_prior(original, tmp_path / "prior.safetensors")
     x = noisy(photograph(side=24)).float()
-    again = PhotoMinimizer(load_prior(tmp_path / "prior.safetensors"), NOISE).restore(x)
-    torch.testing.assert_close(again.images, PhotoMinimizer(made, NOISE).restore(x).images)
+    loaded = PhotoMinimizer(load_prior(tmp_path / "prior.safetensors"), NOISE).restore(x)
+    torch.testing.assert_close(loaded.images, PhotoMinimizer(original, NOISE).restore(x).images)
 
 
-def test_standard_errors_are_those_of_the_inverse_hessian(
+def test_standard_errors_agree_with_the_inverse_hessian(
     prior: eq.energies.OpponentPrior,
 ) -> None:
     x = noisy(gray(photograph(side=12)))
-    found = exact(prior).restore(x)
-    state, context = found.solution.state, found.solution.context
+    restored = exact(prior).restore(x)
+    state, context = restored.solution.state, restored.solution.context
     assert isinstance(state, Tensor)
     size = state.numel()
     identity = torch.eye(size, dtype=state.dtype)
     y = state.detach().requires_grad_()
-    image = found.cell.step(y, context)
+    image = restored.cell.step(y, context)
     assert isinstance(image, Tensor)
     rows = [
         torch.autograd.grad(image, y, row.reshape(y.shape), retain_graph=True)[0].flatten()
         for row in identity
     ]
-    hessian = (identity - torch.stack(rows)) / found.cell.damping
+    hessian = (identity - torch.stack(rows)) / restored.cell.damping
     torch.testing.assert_close(hessian, hessian.T)
     expected = NOISE * torch.linalg.inv(hessian).diagonal().sqrt()
-    errors = found.standard_errors(NOISE, probes=100).flatten()
+    errors = restored.standard_errors(NOISE, probes=100).flatten()
     assert float((errors / expected).log().abs().median()) < 0.1
     assert float(expected.min()) > 0.1 * NOISE
     assert float(expected.max()) < 2 * NOISE / math.sqrt(0.1)
 
 
-def test_a_solve_starts_at_a_picture_with_less_noise(prior: eq.energies.OpponentPrior) -> None:
+def test_first_guess_has_less_noise_and_saves_iterations(prior: eq.energies.OpponentPrior) -> None:
     clean = gray(photograph(side=48))
     x = noisy(clean)
     restorer = PhotoMinimizer(prior, NOISE)
@@ -400,60 +404,60 @@ def test_a_solve_starts_at_a_picture_with_less_noise(prior: eq.energies.Opponent
     torch.testing.assert_close(restorer.guess(flat, Identity()), flat)
     faint = PhotoMinimizer(prior, 1e-6).guess(x, Identity())
     torch.testing.assert_close(faint, x, rtol=0, atol=1e-4)
-    # There is one minimizer: where a solve starts changes how long it takes, and nothing else.
+    # The minimizer is unique, so the start affects only the number of iterations.
     stop = restorer.layer(x, Identity(), x)[0].solver.stop
     plain = restorer.restore(x, start=x, solver=eq.Anderson(memory=8, stop=stop))
-    found = restorer.restore(x)
-    assert int(found.solution.iterations) < 0.8 * int(plain.solution.iterations)
-    assert found.bound is not None
+    restored = restorer.restore(x)
+    assert int(restored.solution.iterations) < 0.8 * int(plain.solution.iterations)
+    assert restored.bound is not None
     assert plain.bound is not None
-    assert (found.images - plain.images).square().mean().sqrt() <= found.bound + plain.bound
+    assert (restored.images - plain.images).square().mean().sqrt() <= restored.bound + plain.bound
 
 
-def test_a_small_picture_is_enlarged_smoothly_at_first(prior: eq.energies.OpponentPrior) -> None:
-    """Blocks are a minimum of their own along an edge that is nearly level, and a bad one."""
+def test_first_guess_of_super_resolution_is_smooth(prior: eq.energies.OpponentPrior) -> None:
+    """Starting from blocks can end in a bad local minimum along an edge that is nearly level."""
     small = torch.linspace(0, 1, 12, dtype=torch.float64).expand(1, 1, 12, 12)
     restorer = PhotoMinimizer(prior, 1 / 255, level=0.12, factor=2)
     guess = restorer.guess(small, eq.AveragePool(2))
     assert guess.shape == (1, 1, 24, 24)
     slopes = guess.diff(dim=3)[..., 6:-6]
-    assert (22 * slopes - 1).abs().max() < 0.25  # Of blocks the slopes are 0 and 2.
-    place = torch.arange(48.0, dtype=torch.float64)
-    edge = (place[:, None] - place[None, :] / 12 - 20).clamp(0, 1).expand(1, 1, 48, 48)
-    seen = SuperResolution(2, 1 / 255).corrupt(edge, chance())
+    assert (22 * slopes - 1).abs().max() < 0.25  # The slopes of blocks are 0 and 2.
+    axis = torch.arange(48.0, dtype=torch.float64)
+    edge = (axis[:, None] - axis[None, :] / 12 - 20).clamp(0, 1).expand(1, 1, 48, 48)
+    problem = SuperResolution(2, 1 / 255).corrupt(edge, seeded())
     smooth, blocks = (
-        restorer.restore(seen.measured, seen.measurement, start=start)
-        for start in (None, seen.about.first_picture(seen.measured))
+        restorer.restore(problem.measured, problem.measurement, start=start)
+        for start in (None, problem.about.first_picture(problem.measured))
     )
     assert float(smooth.objective[-1, 0]) < 1.001 * float(blocks.objective[-1, 0])
     assert picture_psnr(smooth.images, edge) >= picture_psnr(blocks.images, edge) - 0.1
 
 
-def test_the_trace_of_a_picture_in_tiles_is_that_of_the_tile_in_the_middle(
+def test_trace_in_tiles_is_that_of_the_middle_tile(
     prior: eq.energies.OpponentPrior,
 ) -> None:
-    seen = RestorationProblem(noisy(gray(photograph(side=160))), Identity(), NOISE)
-    tiles = PhotoRestorer(prior, tile=150, trace=True).restore(seen)
+    problem = RestorationProblem(noisy(gray(photograph(side=160))), Identity(), NOISE)
+    tiles = PhotoRestorer(prior, tile=150, trace=True).restore(problem)
     assert tiles.traces_tile
     assert tiles.trace is not None
     assert len(tiles.trace) > 10
     assert tiles.trace[-1] < 0.9 * tiles.trace[0]
-    whole = PhotoRestorer(prior, trace=True).restore(seen)
+    whole = PhotoRestorer(prior, trace=True).restore(problem)
     assert not whole.traces_tile
     assert whole.trace is not None
     assert len(whole.trace) == int(whole.iterations) + 1
     torch.testing.assert_close(whole.trace[[0, -1]], whole.objective)
-    assert PhotoRestorer(prior).restore(seen).trace is None
+    assert PhotoRestorer(prior).restore(problem).trace is None
 
 
-def test_an_observer_sees_every_iterate_without_changing_the_answer(
+def test_observer_gets_every_iterate_and_does_not_change_the_result(
     prior: eq.energies.OpponentPrior,
 ) -> None:
-    seen = RestorationProblem(noisy(gray(photograph(side=32))), Identity(), NOISE)
+    problem = RestorationProblem(noisy(gray(photograph(side=32))), Identity(), NOISE)
     values: list[Tensor] = []
-    watched = PhotoRestorer(prior, trace=True).restore(
-        seen, observe=lambda step: values.append(step.objective())
+    observed = PhotoRestorer(prior, trace=True).restore(
+        problem, observe=lambda step: values.append(step.objective())
     )
-    assert watched.trace is not None
-    torch.testing.assert_close(torch.stack(values), watched.trace[1:])
-    assert torch.equal(watched.images, PhotoRestorer(prior).restore(seen).images)
+    assert observed.trace is not None
+    torch.testing.assert_close(torch.stack(values), observed.trace[1:])
+    assert torch.equal(observed.images, PhotoRestorer(prior).restore(problem).images)

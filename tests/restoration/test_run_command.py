@@ -1,4 +1,4 @@
-"""`equilibria restore-run`, with a generator, and with a network that was trained to restore."""
+"""`equilibria restore-run` with a generator, and with a network trained to restore."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AUTOENCODER = {"name": "ae-conv", "options": {"latent_dim": 16, "width": 8}}
 NOISE = {"corruption": {"denoise": {"noise": 0.3}}}
 
 
-def learned(folder: Path, name: str, **parts: Any) -> Path:
+def train_run(folder: Path, name: str, **parts: Any) -> Path:
     recipe = {
         "data": {"name": "digits", "options": {"train_samples": 256, "test_samples": 64}},
         "threads": 1,
@@ -38,9 +38,9 @@ def learned(folder: Path, name: str, **parts: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A decoder, trained through its inner problem (Eq. 24)."""
+    """Run of a decoder, trained through its inner problem (Eq. 24)."""
     options = {**NOISE, "iterations": 6, "evaluation_iterations": 20, "ridge": 0.01}
-    return learned(
+    return train_run(
         tmp_path_factory.mktemp("runs"),
         "generator",
         model=DECODER,
@@ -51,8 +51,8 @@ def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def restorer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An autoencoder from noisy images to clean ones (Eq. 23)."""
-    return learned(
+    """Run of an autoencoder from noisy images to clean ones (Eq. 23)."""
+    return train_run(
         tmp_path_factory.mktemp("runs"),
         "restorer",
         model=AUTOENCODER,
@@ -76,33 +76,33 @@ def save(image: Tensor, path: Path) -> Path:
 def restored(*arguments: object) -> list[dict[str, Any]]:
     result = invoke("restore-run", *arguments, "--json")
     assert result.exit_code == 0, result.output
-    found: list[dict[str, Any]] = json.loads(result.stdout)
-    return found
+    reports: list[dict[str, Any]] = json.loads(result.stdout)
+    return reports
 
 
-def test_a_run_is_evaluated_by_its_psnr(restorer: Path) -> None:
+def test_evaluate_reports_the_psnr(restorer: Path) -> None:
     result = invoke("evaluate", restorer, "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
-    assert found["median_psnr"] > found["measured_psnr"]
+    report = json.loads(result.output)
+    assert report["median_psnr"] > report["measured_psnr"]
 
 
-def test_a_trained_restorer_improves_what_it_was_trained_for(
+def test_trained_restorer_raises_the_psnr(
     restorer: Path, digits: list[Path], tmp_path: Path
 ) -> None:
-    found = restored(restorer, *digits, "--simulate", "--output", tmp_path / "out")
-    assert [Path(f["file"]).name for f in found] == ["digit0.png", "digit1.png"]
-    gains = [f["restored_psnr"] - f["measured_psnr"] for f in found]
+    reports = restored(restorer, *digits, "--simulate", "--output", tmp_path / "out")
+    assert [Path(report["file"]).name for report in reports] == ["digit0.png", "digit1.png"]
+    gains = [report["restored_psnr"] - report["measured_psnr"] for report in reports]
     assert sum(gains) / len(gains) > 1
-    for f in found:
-        assert f["iterations"] is None
-        with Image.open(f["restored"]) as image:
+    for report in reports:
+        assert report["iterations"] is None
+        with Image.open(report["restored"]) as image:
             assert image.size == (8, 8)
-        with Image.open(f["sheet"]) as sheet:
+        with Image.open(report["sheet"]) as sheet:
             assert sheet.width > 3 * 160  # original, measured, restored
-    refused = invoke("restore-run", restorer, digits[0], "--task", "inpaint")
-    assert refused.exit_code == 2
-    assert "only a generator" in refused.output
+    rejected = invoke("restore-run", restorer, digits[0], "--task", "inpaint")
+    assert rejected.exit_code == 2
+    assert "only a generator" in " ".join(rejected.output.split())
     assert "without a search" in invoke("restore-run", restorer, digits[0], "--ridge", 1).output
 
 
@@ -115,51 +115,49 @@ def test_a_trained_restorer_improves_what_it_was_trained_for(
         ("superres", ["--factor", 2, "--starts", 2]),
     ],
 )
-def test_a_generator_restores_all_kinds_of_damage(
+def test_generator_restores_all_kinds_of_damage(
     generator: Path, digits: list[Path], tmp_path: Path, task: str, options: list[object]
 ) -> None:
-    found = restored(
+    reports = restored(
         generator, *digits, "--simulate", "--task", task, *options, "--output", tmp_path / "out",
         "--iterations", 10,
     )  # fmt: skip
-    assert len(found) == 2
-    for f in found:
-        assert f["status"] in ("converged", "out of iterations")
-        assert f["residual"] >= 0
-        assert 0 < f["misfit"] < 1
-        assert f["message"]
-        assert Path(f["sheet"]).is_file()
+    assert len(reports) == 2
+    for report in reports:
+        assert report["status"] in ("converged", "out of iterations")
+        assert report["residual"] >= 0
+        assert 0 < report["misfit"] < 1
+        assert report["message"]
+        assert Path(report["sheet"]).is_file()
 
 
 def test_known_pixels_are_kept(generator: Path, digits: list[Path], tmp_path: Path) -> None:
     mask = torch.zeros(1, 8, 8)
     mask[:, 2:5, 2:5] = 1
     arguments = ["--task", "inpaint", "--mask", save(mask, tmp_path / "mask.png")]
-    (found,) = restored(generator, digits[0], *arguments, "--output", tmp_path / "out")
-    assert found["measured_psnr"] is None
-    assert found["restored_psnr"] is None
-    with Image.open(found["restored"]) as image, Image.open(digits[0]) as original:
+    (report,) = restored(generator, digits[0], *arguments, "--output", tmp_path / "out")
+    assert report["measured_psnr"] is None
+    assert report["restored_psnr"] is None
+    with Image.open(report["restored"]) as image, Image.open(digits[0]) as original:
         difference = torch.from_numpy(np.array(image).astype(int) - np.array(original).astype(int))
     assert not difference[mask[0] == 0].any()
     assert difference[mask[0] == 1].any()
     arguments += ["--simulate", "--output", tmp_path / "other"]
-    (seen,) = restored(generator, digits[0], *arguments)
-    assert seen["restored_psnr"] is not None
+    (simulated,) = restored(generator, digits[0], *arguments)
+    assert simulated["restored_psnr"] is not None
 
 
-def test_a_damaged_image_may_be_smaller(
-    generator: Path, digits: list[Path], tmp_path: Path
-) -> None:
+def test_damaged_image_may_be_smaller(generator: Path, digits: list[Path], tmp_path: Path) -> None:
     with Image.open(digits[0]) as image:
         image.resize((4, 4)).save(tmp_path / "small.png")
     options = ("--task", "superres", "--output", tmp_path / "out")
-    (found,) = restored(generator, tmp_path / "small.png", *options)
-    with Image.open(found["restored"]) as image:
+    (report,) = restored(generator, tmp_path / "small.png", *options)
+    with Image.open(report["restored"]) as image:
         assert image.size == (8, 8)
-    assert found["restored_psnr"] is None
+    assert report["restored_psnr"] is None
 
 
-def test_the_table_says_how_far_it_came(
+def test_table_reports_convergence_and_the_remedy(
     generator: Path, digits: list[Path], tmp_path: Path
 ) -> None:
     result = invoke(
@@ -176,10 +174,10 @@ def test_the_table_says_how_far_it_came(
     )  # fmt: skip
     assert unknown.exit_code == 0, unknown.output
     assert "Misfit" in unknown.output
-    assert "PSNR" not in unknown.output, "columns without a number, as there is no original"
+    assert "PSNR" not in unknown.output, "there is no original, so the column would be empty"
 
 
-def test_pictures_do_not_overwrite_images_or_each_other(generator: Path, tmp_path: Path) -> None:
+def test_written_pictures_overwrite_nothing(generator: Path, tmp_path: Path) -> None:
     images = load_digits().test.images[:3]
     (tmp_path / "other").mkdir()
     files = [
@@ -187,21 +185,21 @@ def test_pictures_do_not_overwrite_images_or_each_other(generator: Path, tmp_pat
         save(images[1], tmp_path / "a-restored.png"),
         save(images[2], tmp_path / "other" / "a.png"),
     ]
-    before = files[1].read_bytes()
-    found = restored(
+    original = files[1].read_bytes()
+    reports = restored(
         generator, *files, "--task", "denoise", "--iterations", 1, "--output", tmp_path
     )
-    drawn = [f["restored"] for f in found] + [f["sheet"] for f in found]
-    assert len(set(drawn)) == 6
-    assert not set(drawn) & {str(file) for file in files}
-    assert files[1].read_bytes() == before
+    written = [report[key] for report in reports for key in ("restored", "sheet")]
+    assert len(set(written)) == 6
+    assert not set(written) & {str(file) for file in files}
+    assert files[1].read_bytes() == original
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--task", "scratch"], "unknown damage 'scratch'"),
-        (["--window", "0.1"], "has no window: name another --task"),
+        (["--window", "0.1"], "has no option window: choose another damage by --task"),
         (["--task", "denoise", "--window", "3"], "damage 'denoise'"),
         (["--task", "inpaint"], "inpaint needs --mask"),
         (["--task", "denoise", "--mask", "DIGIT"], "--mask is for --task inpaint"),
@@ -209,51 +207,49 @@ def test_pictures_do_not_overwrite_images_or_each_other(generator: Path, tmp_pat
         (["--task", "denoise", "--engine", "newton"], "unknown engine 'newton'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    generator: Path, digits: list[Path], tmp_path: Path, arguments: list[str], said: str
+def test_invalid_options_are_rejected(
+    generator: Path, digits: list[Path], tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     given = [str(digits[1]) if a == "DIGIT" else a for a in arguments]
     result = invoke("restore-run", generator, digits[0], *given, "--output", tmp_path / "out")
     assert result.exit_code == 2, result.output
-    assert said in " ".join(result.output.split())
+    assert message in " ".join(result.output.split())
 
 
-def test_the_test_images_of_the_run_are_restored(restorer: Path, tmp_path: Path) -> None:
+def test_test_images_of_the_run_are_restored(restorer: Path, tmp_path: Path) -> None:
     result = invoke("restore-run", restorer, "--test", 50, "--output", tmp_path, "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
-    assert (found["images"], found["data"], found["share_converged"]) == (50, "digits", None)
-    assert 10 < found["measured_psnr"] < 13  # noise of 0.3, cut off at black and white
-    assert found["model_psnr"] == found["restored_psnr"] > found["measured_psnr"]
-    sheet = np.asarray(Image.open(found["sheet"]))
+    report = json.loads(result.output)
+    assert (report["images"], report["data"], report["share_converged"]) == (50, "digits", None)
+    assert 10 < report["measured_psnr"] < 13  # noise of 0.3, cut off at black and white
+    assert report["model_psnr"] == report["restored_psnr"] > report["measured_psnr"]
+    sheet = np.asarray(Image.open(report["sheet"]))
     assert sheet.shape[1] > 2 * sheet.shape[0]  # ten images in three rows
-    refused = invoke("restore-run", restorer, "--test", 50, "--output", tmp_path)
-    assert refused.exit_code == 2
-    assert "test-images.png exists" in " ".join(refused.output.split())
+    rejected = invoke("restore-run", restorer, "--test", 50, "--output", tmp_path)
+    assert rejected.exit_code == 2
+    assert "test-images.png exists" in " ".join(rejected.output.split())
     again = invoke("restore-run", restorer, "--test", 50, "--output", tmp_path, "--overwrite")
     assert again.exit_code == 0, again.output
-    assert f"{found['model_psnr']:.2f}" in again.output
+    assert f"{report['model_psnr']:.2f}" in again.output
     assert "converged" not in again.output.lower()
 
 
-def test_a_generator_fills_windows_of_its_test_images(generator: Path, tmp_path: Path) -> None:
+def test_generator_fills_windows_of_its_test_images(generator: Path, tmp_path: Path) -> None:
     options = ["--task", "inpaint", "--iterations", 5, "--output", tmp_path]
     result = invoke("restore-run", generator, "--test", 9, *options, "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
-    assert found["restored_psnr"] > found["model_psnr"]
-    assert 0 <= found["share_converged"] <= 1
-    assert 1 <= found["mean_iterations"] <= 5
-    assert (found["share_converged"] == 1) == (found["message"] == "")
+    report = json.loads(result.output)
+    assert report["restored_psnr"] > report["model_psnr"]
+    assert 0 <= report["share_converged"] <= 1
+    assert 1 <= report["mean_iterations"] <= 5
+    assert (report["share_converged"] == 1) == (report["message"] == "")
     printed = invoke("restore-run", generator, "--test", 9, *options, "--overwrite")
-    assert found["message"] in " ".join(printed.output.split())
+    assert report["message"] in " ".join(printed.output.split())
 
 
-def test_a_prior_draws_latents_to_those_of_training(
-    generator: Path, digits: list[Path], tmp_path: Path
-) -> None:
-    """The heavier the mixture on the latents that the run keeps, the less the picture is fitted."""
-    run = learned(
+def test_prior_raises_the_misfit(generator: Path, digits: list[Path], tmp_path: Path) -> None:
+    """A larger weight of the prior, a mixture fitted to the run's latents, raises the misfit."""
+    run = train_run(
         tmp_path,
         "prior",
         model=DECODER,
@@ -262,17 +258,17 @@ def test_a_prior_draws_latents_to_those_of_training(
     )
     options = [*digits, "--simulate", "--task", "inpaint", "--window", 3, "--iterations", 30]
     misfits = []
-    for place, prior in enumerate(([], ["--prior", 1e-4], ["--prior", 10])):
-        found = restored(run, *options, *prior, "--ridge", 0, "--output", tmp_path / f"{place}")
-        misfits.append(sum(f["misfit"] for f in found))
+    for index, prior in enumerate(([], ["--prior", 1e-4], ["--prior", 10])):
+        reports = restored(run, *options, *prior, "--ridge", 0, "--output", tmp_path / f"{index}")
+        misfits.append(sum(report["misfit"] for report in reports))
     assert misfits[0] < misfits[2] > misfits[1]
-    for refused, said in (
+    for invalid, message in (
         ([generator, digits[0], "--task", "inpaint"], "has no stored latents"),
         ([run, digits[0], "--task", "inpaint", "--prior", -1], "weight must be positive"),
     ):
-        result = invoke("restore-run", *refused, *([] if "--prior" in refused else ["--prior", 1]))
+        result = invoke("restore-run", *invalid, *([] if "--prior" in invalid else ["--prior", 1]))
         assert result.exit_code == 2, result.output
-        assert said in " ".join(result.output.split())
+        assert message in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
@@ -283,21 +279,21 @@ def test_a_prior_draws_latents_to_those_of_training(
         (["--test", "3", "--resize"], "not for --test"),
     ],
 )
-def test_what_is_restored_is_said_once(restorer: Path, arguments: list[str], message: str) -> None:
+def test_files_and_test_images_are_exclusive(
+    restorer: Path, arguments: list[str], message: str
+) -> None:
     result = invoke("restore-run", restorer, *arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
 
 
-def test_an_image_that_cannot_be_read_is_left_out(
-    restorer: Path, digits: list[Path], tmp_path: Path
-) -> None:
+def test_unreadable_image_is_skipped(restorer: Path, digits: list[Path], tmp_path: Path) -> None:
     spoiled = tmp_path / "spoiled.png"
     spoiled.write_bytes(digits[0].read_bytes()[:40])
     names = (digits[0], spoiled, digits[1])
     result = invoke("restore-run", restorer, *names, "--output", tmp_path / "drawn", "--json")
     assert result.exit_code == 1
     assert f"1 of 3 images were skipped: {spoiled}" in " ".join(result.stderr.split())
-    found = json.loads(result.stdout)
-    assert [image["file"] for image in found] == [str(path) for path in digits]
-    assert all(Path(image["restored"]).is_file() for image in found)
+    reports = json.loads(result.stdout)
+    assert [report["file"] for report in reports] == [str(path) for path in digits]
+    assert all(Path(report["restored"]).is_file() for report in reports)

@@ -1,4 +1,4 @@
-"""Adversarial training: on the images that an attack finds, and judged under one."""
+"""Adversarial training and the evaluation under attack."""
 
 from __future__ import annotations
 
@@ -31,41 +31,41 @@ def batch(count: int = 8) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("method", ["fgsm", "pgd", "jiio"])
 @pytest.mark.parametrize("norm", ["l2", "linf"])
-def test_a_step_trains_on_what_the_attack_finds(method: Any, norm: Any) -> None:
+def test_training_step_uses_the_adversarial_images(method: Any, norm: Any) -> None:
     images, labels = batch()
-    model = small_opteq().eval()  # BatchNorm moves in training mode, between the two attacks.
+    model = small_opteq().eval()  # In training mode, BatchNorm would change between the attacks.
     eps = 0.5 if norm == "l2" else 0.05
     steps = None if method == "fgsm" else 3
     task = AdversarialClassification(eps=eps, norm=norm, method=method, steps=steps)
-    found = attack(model, images, labels, eps=eps, norm=norm, method=method, steps=steps)
+    attacked = attack(model, images, labels, eps=eps, norm=norm, method=method, steps=steps)
     step = task.training_step(model, images, labels)
-    assert float(step.loss.detach()) == pytest.approx(float(found.loss.mean()), rel=1e-3)
-    assert float(step.loss.detach()) > float(found.initial_loss.mean())
-    assert (int(step.samples), int(step.correct)) == (8, int((~found.success).sum()))
+    assert float(step.loss.detach()) == pytest.approx(float(attacked.loss.mean()), rel=1e-3)
+    assert float(step.loss.detach()) > float(attacked.initial_loss.mean())
+    assert (int(step.samples), int(step.correct)) == (8, int((~attacked.success).sum()))
     step.loss.backward()  # type: ignore[no-untyped-call]
-    own = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     model.zero_grad()
-    # A search that trains ends where it ends; one that attacks gives the worst that it has seen.
+    # Training uses the last iterate of a search, while an attack returns the worst one.
     settings = AttackSettings(eps=eps, norm=norm, method=method, steps=steps)
     near = adversarial_images(model, images, labels, settings)
     F.cross_entropy(model(near), labels).backward()  # type: ignore[no-untyped-call]
     expected = [p.grad for p in model.parameters() if p.grad is not None]
-    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(own, expected, strict=True))
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(gradients, expected, strict=True))
 
 
-def test_a_model_in_training_mode_is_attacked_in_evaluation_mode() -> None:
-    """Running statistics move once a step, by the one pass that is trained on."""
+def test_model_is_attacked_in_evaluation_mode() -> None:
+    """Running statistics are updated once per step, by the training pass."""
     images, labels = batch()
     model = small_opteq()
     AdversarialClassification(eps=0.5, steps=3).training_step(model, images, labels)
-    moved = {n: b for n, b in model.named_buffers() if n.endswith("num_batches_tracked")}
-    assert moved
-    assert {int(count) for count in moved.values()} == {1}
+    counts = [b for name, b in model.named_buffers() if name.endswith("num_batches_tracked")]
+    assert counts
+    assert {int(count) for count in counts} == {1}
     assert model.training
 
 
-def test_only_the_pass_that_is_trained_on_is_heard() -> None:
-    """A Jacobian penalty hears of one equilibrium, not of those of the attack."""
+def test_only_the_training_pass_is_recorded() -> None:
+    """A Jacobian penalty must not include the equilibria of the attack."""
     images, labels = batch()
     model = small_opteq()
     with eq.solving(model, record="equilibria") as record:
@@ -73,7 +73,7 @@ def test_only_the_pass_that_is_trained_on_is_heard() -> None:
     assert len(record.equilibria) == 1
 
 
-def test_clean_training_is_ordinary_training() -> None:
+def test_clean_method_is_ordinary_training() -> None:
     images, labels = batch()
     model = small_opteq().eval()
     step = AdversarialClassification(eps=0.5, method="clean").training_step(model, images, labels)
@@ -81,16 +81,16 @@ def test_clean_training_is_ordinary_training() -> None:
     torch.testing.assert_close(step.loss, expected)
 
 
-def test_evaluation_counts_what_withstands_the_attack() -> None:
+def test_evaluation_reports_the_accuracy_under_attack() -> None:
     model = small_opteq()
     images, labels = batch(30)
     batches = [(images[:20], labels[:20]), (images[20:], labels[20:])]
     whole = AdversarialClassification(eps=0.1, attack_steps=3).evaluate(model, batches)
-    found = attack(model, images, labels, eps=0.1, steps=3)
+    attacked = attack(model, images, labels, eps=0.1, steps=3)
     assert (whole.samples, len(whole.values["robust"])) == (30, 30)
-    assert whole.accuracy == pytest.approx(found.accuracy)
-    assert whole.figures["robust_accuracy"] == pytest.approx(found.robust_accuracy)
-    assert whole.loss == pytest.approx(float(found.loss.mean()), rel=1e-3)
+    assert whole.accuracy == pytest.approx(attacked.accuracy)
+    assert whole.figures["robust_accuracy"] == pytest.approx(attacked.robust_accuracy)
+    assert whole.loss == pytest.approx(float(attacked.loss.mean()), rel=1e-3)
     assert whole.score == whole.figures["robust_accuracy"]
     assert set(whole.figures) == {"accuracy", "robust_accuracy"}
     assert whole.figures["accuracy"] == whole.accuracy
@@ -112,19 +112,19 @@ def test_evaluation_counts_what_withstands_the_attack() -> None:
         ({"eps": 1.0, "label_smoothing": 1.0}, "label_smoothing must be in"),
     ],
 )
-def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AdversarialClassification(**options)
 
 
-def test_normalized_images_are_refused() -> None:
+def test_normalized_images_are_rejected() -> None:
     images, labels = batch()
-    with pytest.raises(ValueError, match="outside the range"):
+    with pytest.raises(ValueError, match="images must be within clip"):
         AdversarialClassification(eps=1.0).training_step(small_opteq(), 2 * images, labels)
 
 
-def test_a_recipe_may_normalize() -> None:
-    """The model does it, so that the budget is one of pixels: the task sees images in [0, 1]."""
+def test_recipe_may_normalize_in_the_model() -> None:
+    """The model normalizes, so the task gets images in [0, 1] and the budget is in pixels."""
     recipe = {
         "model": {"name": "opteq-small", "options": {"channels": 8, "width": 8, "pool": 4}},
         "data": {"name": "digits", "normalize": True, "options": {"train_samples": 64}},

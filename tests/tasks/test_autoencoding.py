@@ -1,4 +1,4 @@
-"""Training autoencoders: plain, regularized, variational."""
+"""Training of plain, regularized and variational autoencoders."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def bars(count: int = 64) -> Split:
 
 
 def trained(task: Autoencoding, model: Autoencoder, **options: Any) -> Autoencoder:
-    given = {"epochs": 15, "batch_size": 16, "learning_rate": 0.01, "clip_norm": 20.0}
-    fit(model, task, bars(), TrainingSettings(**{**given, "weight_decay": 0.0, **options}))
+    defaults = {"epochs": 15, "batch_size": 16, "learning_rate": 0.01, "clip_norm": 20.0}
+    fit(model, task, bars(), TrainingSettings(**{**defaults, "weight_decay": 0.0, **options}))
     return model
 
 
@@ -46,12 +46,12 @@ def test_every_kind_learns_to_reconstruct(kind: str) -> None:
     assert after.solves.share_converged is None
 
 
-def test_the_weights_of_the_regularizers_matter() -> None:
+def test_regularizers_shrink_latents_and_weights() -> None:
     images = bars().images
     free = trained(Autoencoding("rae", latent_weight=0.0, decoder_weight=0.0), autoencoder())
-    held = trained(Autoencoding("rae", latent_weight=5.0, decoder_weight=0.0), autoencoder())
+    shrunk = trained(Autoencoding("rae", latent_weight=5.0, decoder_weight=0.0), autoencoder())
     small = trained(Autoencoding("rae", latent_weight=0.0, decoder_weight=0.5), autoencoder())
-    assert held.encode(images).norm() < 0.6 * free.encode(images).norm()
+    assert shrunk.encode(images).norm() < 0.6 * free.encode(images).norm()
 
     def size(model: Autoencoder) -> float:
         return sum(
@@ -61,14 +61,14 @@ def test_the_weights_of_the_regularizers_matter() -> None:
     assert size(small) < 0.6 * size(free)
 
 
-def test_a_heavy_divergence_pulls_the_posterior_to_the_prior() -> None:
+def test_large_kl_weight_makes_the_posterior_equal_the_prior() -> None:
     model = trained(Autoencoding("vae", kl_weight=50.0), autoencoder(variational=True))
     mean, log_variance = model.eval().posterior(bars().images)
     assert mean.abs().mean() < 0.2
     assert log_variance.abs().mean() < 0.4
 
 
-def test_the_loss_of_a_vae_is_the_formula() -> None:
+def test_vae_loss_agrees_with_the_formula() -> None:
     model = autoencoder(variational=True).eval()
     images = bars(8).images
     torch.manual_seed(5)
@@ -78,24 +78,24 @@ def test_the_loss_of_a_vae_is_the_formula() -> None:
     prior = torch.distributions.Normal(0.0, 1.0)
     divergence = torch.distributions.kl_divergence(posterior, prior).sum(dim=1)
     torch.manual_seed(5)
-    drawn = model.decode(mean + posterior.stddev * torch.randn_like(mean))
-    errors = (drawn - images).square().flatten(1).sum(dim=1)
+    decoded = model.decode(mean + posterior.stddev * torch.randn_like(mean))
+    errors = (decoded - images).square().flatten(1).sum(dim=1)
     torch.testing.assert_close(loss, (errors + 0.3 * divergence).mean())
 
 
-def test_auto_follows_the_model() -> None:
+def test_auto_kind_follows_from_the_model() -> None:
     images = bars(8).images
     for variational, kind in ((True, "vae"), (False, "ae")):
         model = autoencoder(variational=variational).eval()
         losses = []
-        for chosen in ("auto", kind):
+        for option in ("auto", kind):
             torch.manual_seed(1)
-            task = Autoencoding(kind=chosen)  # type: ignore[arg-type]
+            task = Autoencoding(kind=option)  # type: ignore[arg-type]
             losses.append(task.training_step(model, images, images).loss)
         torch.testing.assert_close(*losses)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_unsuitable_models_and_options_are_rejected() -> None:
     images = bars(2).images
     with pytest.raises(ValueError, match=r"model.options.variational to true"):
         Autoencoding("vae").training_step(autoencoder(), images, images)

@@ -42,7 +42,7 @@ def model_of(**overrides: Any) -> FewShotClassifier:
 
 
 def episodes_of(count: int, *, ways: int = 2, shots: int = 1, queries: int = 2) -> Any:
-    """Noisy drawings of as many patterns as there are ways, and their labels."""
+    """Return noisy images of one pattern per class, and their labels."""
     generator = torch.Generator().manual_seed(3)
     names = torch.arange(ways)
     labels = torch.cat([names.repeat_interleave(n) for n in (shots, queries)])
@@ -51,15 +51,15 @@ def episodes_of(count: int, *, ways: int = 2, shots: int = 1, queries: int = 2) 
     return patterns[:, labels] + 0.2 * noise, labels.repeat(count, 1)
 
 
-def test_the_labels_say_what_is_support_and_what_is_asked() -> None:
+def test_labels_define_support_and_queries() -> None:
     images, labels = episodes_of(3, ways=4, shots=2, queries=3)
-    found = EpisodeBatch.of(images, labels)
-    assert (found.ways, found.shots, len(found)) == (4, 2, 3)
-    torch.testing.assert_close(found.support, images[:, :8])
-    assert found.support_labels[0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    torch.testing.assert_close(found.query, images[:, 8:])
-    assert found.query_labels.shape == (3, 12)
-    assert found.groups(found.support).tolist() == [0] * 8 + [1] * 8 + [2] * 8
+    batch = EpisodeBatch.of(images, labels)
+    assert (batch.ways, batch.shots, len(batch)) == (4, 2, 3)
+    torch.testing.assert_close(batch.support, images[:, :8])
+    assert batch.support_labels[0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    torch.testing.assert_close(batch.query, images[:, 8:])
+    assert batch.query_labels.shape == (3, 12)
+    assert batch.groups(batch.support).tolist() == [0] * 8 + [1] * 8 + [2] * 8
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_the_labels_say_what_is_support_and_what_is_asked() -> None:
         ([1, 0, 0, 1], r"begin with \[1, 0"),
         ([0, 1, 2, 0], r"begin with \[0, 1, 2, 0\]"),
         ([0, 1, 0, 2], r"begin with \[0, 1, 0, 2\]"),
-        ([0, 0, 0, 0], "as often each"),
-        ([0, 0, 1, 1], "as often each"),
+        ([0, 0, 0, 0], "once per shot"),
+        ([0, 0, 1, 1], "once per shot"),
     ],
 )
-def test_labels_in_another_order_are_refused(labels: list[int], message: str) -> None:
+def test_labels_in_another_order_are_rejected(labels: list[int], message: str) -> None:
     if labels == [0, 1, 2, 0]:
         # A second episode whose support has the classes in another order.
         targets = torch.tensor([labels, [0, 2, 1, 0]])
@@ -82,13 +82,13 @@ def test_labels_in_another_order_are_refused(labels: list[int], message: str) ->
         EpisodeBatch.of(torch.zeros(len(targets), 4, 1, 6, 6), targets)
 
 
-def test_ordinary_batches_and_models_are_refused() -> None:
+def test_ordinary_batches_and_models_are_rejected() -> None:
     images, labels = episodes_of(1)
-    with pytest.raises(ValueError, match="need a data set of episodes"):
+    with pytest.raises(ValueError, match="use a data set of episodes"):
         FewShot().training_step(model_of(), images[0], labels[0])
-    with pytest.raises(TypeError, match="takes no task vector"):
+    with pytest.raises(TypeError, match="has no task vector"):
         FewShot().training_step(nn.Linear(2, 2), images, labels)
-    with pytest.raises(ValueError, match="the model has 3 classes, but the episodes 2 ways"):
+    with pytest.raises(ValueError, match="the model has 3 classes, but the episodes have 2 ways"):
         FewShot().training_step(model_of(num_classes=3), images, labels)
 
 
@@ -97,12 +97,12 @@ def test_ordinary_batches_and_models_are_refused() -> None:
     [
         ({"ridge": -1.0}, "ridge must not be negative"),
         ({"outer": "unrolled"}, "outer must be one of"),
-        ({"outer": "implicit", "ridge": 0.0}, "needs a ridge"),
+        ({"outer": "implicit", "ridge": 0.0}, "needs a positive ridge"),
         ({"iterations": 0}, "iterations must be at least 1"),
         ({"engine": "andersen"}, "did you mean 'anderson'"),
     ],
 )
-def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FewShot(**options)
 
@@ -112,29 +112,29 @@ def query_loss_at(model: FewShotClassifier, episodes: EpisodeBatch, tasks: Tenso
     return F.cross_entropy(logits, episodes.query_labels.flatten())
 
 
-def test_the_detached_step_is_the_query_loss_at_the_best_task_vectors() -> None:
+def test_detached_loss_is_the_query_loss_at_the_optimal_task_vectors() -> None:
     model, (images, labels) = model_of(), episodes_of(3)
     task = FewShot(**TIGHT)
     step = task.training_step(model, images, labels)
     episodes = EpisodeBatch.of(images, labels)
-    found = task.adapt(model, episodes)
-    assert found.converged.all()
-    assert bool((found.loss < found.initial_loss).all())
-    expected = query_loss_at(model, episodes, found.x)
+    adapted = task.adapt(model, episodes)
+    assert adapted.converged.all()
+    assert bool((adapted.loss < adapted.initial_loss).all())
+    expected = query_loss_at(model, episodes, adapted.x)
     torch.testing.assert_close(step.loss, expected)
     assert int(step.samples) == 12
     assert step.correct is not None
     assert 0 <= int(step.correct) <= 12
     parameters = list(model.parameters())
-    one = torch.autograd.grad(step.loss, parameters)
-    other = torch.autograd.grad(expected, parameters)
-    for gradient, same in zip(one, other, strict=True):
-        torch.testing.assert_close(gradient, same)
+    gradients = torch.autograd.grad(step.loss, parameters)
+    references = torch.autograd.grad(expected, parameters)
+    for gradient, reference in zip(gradients, references, strict=True):
+        torch.testing.assert_close(gradient, reference)
         assert bool((gradient != 0).any()), "every weight is trained"
 
 
-def test_the_implicit_step_differentiates_the_optimum() -> None:
-    """Against finite differences of the whole: the inner problem solved anew at other weights."""
+def test_implicit_gradient_includes_that_of_the_optimum() -> None:
+    """The reference are finite differences, with the inner problem solved at other weights."""
     model, (images, labels) = model_of(), episodes_of(2)
     episodes = EpisodeBatch.of(images, labels)
     task = FewShot(**TIGHT, outer="implicit")
@@ -145,8 +145,8 @@ def test_the_implicit_step_differentiates_the_optimum() -> None:
     )
     direction = [torch.randn_like(parameter) for parameter in parameters]
 
-    def along(found: tuple[Tensor, ...]) -> float:
-        return float(sum((g * d).sum() for g, d in zip(found, direction, strict=True)))
+    def along(gradients: tuple[Tensor, ...]) -> float:
+        return float(sum((g * d).sum() for g, d in zip(gradients, direction, strict=True)))
 
     losses = []
     with torch.no_grad():
@@ -158,36 +158,36 @@ def test_the_implicit_step_differentiates_the_optimum() -> None:
     assert abs(along(gradients) - along(detached)) > 1e-2 * abs(along(gradients))
 
 
-def test_an_optimum_that_was_not_reached_is_not_differentiated() -> None:
+def test_unconverged_optimum_is_treated_as_constant() -> None:
     model, (images, labels) = model_of(), episodes_of(2)
     short: dict[str, Any] = {"ridge": 0.1, "iterations": 1, "tolerance": 1e-9}
     parameters = list(model.parameters())
-    one, other = (
+    implicit, detached = (
         torch.autograd.grad(
             FewShot(**short, outer=outer).training_step(model, images, labels).loss, parameters
         )
         for outer in ("implicit", "detached")
     )
-    for gradient, same in zip(one, other, strict=True):
-        torch.testing.assert_close(gradient, same)
+    for gradient, reference in zip(implicit, detached, strict=True):
+        torch.testing.assert_close(gradient, reference)
 
 
-def test_an_episode_alone_is_learned_as_in_a_batch() -> None:
+def test_episodes_are_independent() -> None:
     model, (images, labels) = model_of(), episodes_of(4)
     task = FewShot(ridge=0.1, iterations=10)
     episodes = EpisodeBatch.of(images, labels)
     together = task.adapt(model, episodes).x
-    for place in range(4):
-        alone = EpisodeBatch.of(images[place : place + 1], labels[place : place + 1])
-        torch.testing.assert_close(task.adapt(model, alone).x[0], together[place])
+    for index in range(4):
+        single = EpisodeBatch.of(images[index : index + 1], labels[index : index + 1])
+        torch.testing.assert_close(task.adapt(model, single).x[0], together[index])
     batches = [(images[i : i + 1], labels[i : i + 1]) for i in range(4)]
-    one, by_one = task.evaluate(model, [(images, labels)]), task.evaluate(model, batches)
-    assert one.figures == by_one.figures
-    assert one.loss == pytest.approx(by_one.loss)
+    in_batch, singly = task.evaluate(model, [(images, labels)]), task.evaluate(model, batches)
+    assert in_batch.figures == singly.figures
+    assert in_batch.loss == pytest.approx(singly.loss)
 
 
-def test_training_learns_to_learn() -> None:
-    """Other drawings of other patterns: only what classes have in common can be known."""
+def test_training_lowers_the_loss() -> None:
+    """Episodes without training have other patterns, so only the task itself can be learned."""
     model = model_of(tolerance=1e-6, gradient=eq.Implicit())
     images, labels = episodes_of(16, queries=3)
     task = FewShot(ridge=1e-2, iterations=8)
@@ -202,8 +202,8 @@ def test_training_learns_to_learn() -> None:
     assert after.solves.share_converged == 1
 
 
-class Knows(EpisodicTask):
-    """Right about as many queries of each episode as it is told."""
+class KnownAccuracy(EpisodicTask):
+    """Task that predicts a given number of queries of each episode correctly."""
 
     def __init__(self, right: list[int]) -> None:
         self.right = right
@@ -218,31 +218,31 @@ class Knows(EpisodicTask):
         return 20.0 * F.one_hot(answers, 2).double()
 
 
-def test_the_interval_is_that_of_the_mean_over_episodes() -> None:
+def test_interval_is_that_of_the_mean_over_episodes() -> None:
     images, labels = episodes_of(4, queries=5)
-    found = Knows([10, 10, 8, 4]).evaluate(nn.Identity(), [(images, labels)])
+    evaluation = KnownAccuracy([10, 10, 8, 4]).evaluate(nn.Identity(), [(images, labels)])
     shares = torch.tensor([1.0, 1.0, 0.8, 0.4]).double()
-    assert found.score == found.accuracy == pytest.approx(0.8)
-    assert set(found.figures) == {"accuracy", "interval", "episodes"}
+    assert evaluation.score == evaluation.accuracy == pytest.approx(0.8)
+    assert set(evaluation.figures) == {"accuracy", "interval", "episodes"}
     interval = 1.96 * float(shares.std()) / 2
-    assert found.figures["interval"] == pytest.approx(interval, rel=1e-4)
-    assert (found.figures["episodes"], found.samples) == (4.0, 40)
-    assert found.loss == pytest.approx(0.2 * 20, rel=1e-3)
-    alone = Knows([7]).evaluate(nn.Identity(), [(images[:1], labels[:1])])
-    assert alone.figures["interval"] is None
-    with pytest.raises(ValueError, match="nothing to evaluate"):
-        Knows([]).evaluate(nn.Identity(), [])
+    assert evaluation.figures["interval"] == pytest.approx(interval, rel=1e-4)
+    assert (evaluation.figures["episodes"], evaluation.samples) == (4.0, 40)
+    assert evaluation.loss == pytest.approx(0.2 * 20, rel=1e-3)
+    single = KnownAccuracy([7]).evaluate(nn.Identity(), [(images[:1], labels[:1])])
+    assert single.figures["interval"] is None
+    with pytest.raises(ValueError, match="at least one episode, got none"):
+        KnownAccuracy([]).evaluate(nn.Identity(), [])
 
 
-def test_episodes_of_several_processes_are_one_mean() -> None:
+def test_outcomes_of_processes_are_joined() -> None:
     images, labels = episodes_of(3, queries=5)
-    whole = Knows([5, 7, 9]).evaluate(nn.Identity(), [(images, labels)])
-    other = Knows([9]).evaluate(nn.Identity(), [(images[2:], labels[2:])])
-    theirs = iter([*other.values.values(), *[torch.zeros(0)] * 3])
-    both = Knows([5, 7]).evaluate(
+    whole = KnownAccuracy([5, 7, 9]).evaluate(nn.Identity(), [(images, labels)])
+    other = KnownAccuracy([9]).evaluate(nn.Identity(), [(images[2:], labels[2:])])
+    others = iter([*other.values.values(), *[torch.zeros(0)] * 3])
+    both = KnownAccuracy([5, 7]).evaluate(
         nn.Identity(),
         [(images[:2], labels[:2])],
-        lambda own: torch.cat([own, next(theirs).to(own)]),
+        lambda local: torch.cat([local, next(others).to(local)]),
     )
     assert (both.loss, both.samples) == (pytest.approx(whole.loss), 30)
     assert both.accuracy == pytest.approx(0.7)

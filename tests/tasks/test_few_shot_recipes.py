@@ -1,4 +1,4 @@
-"""The recipes of few-shot learning, as a user follows them, on a few small characters."""
+"""The recipes of few-shot learning on a few small characters."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def test_train_and_evaluate(method: str, tmp_path: Path) -> None:
     result = invoke("train", f"omniglot-{method}", *settings, "--output", run)
     assert result.exit_code == 0, result.output
     assert "epoch 2/2" in result.output
-    shown = invoke("evaluate", run, "--json")
-    assert shown.exit_code == 0, shown.output
-    found = json.loads(shown.output)
-    assert found["episodes"] == 6
-    assert found["samples"] == 6 * 4
-    assert 0 <= found["accuracy"] <= 1
-    assert found["interval"] >= 0
-    assert (found["mean_iterations"] is not None) == (method == "jiio")
+    evaluated = invoke("evaluate", run, "--json")
+    assert evaluated.exit_code == 0, evaluated.output
+    figures = json.loads(evaluated.output)
+    assert figures["episodes"] == 6
+    assert figures["samples"] == 6 * 4
+    assert 0 <= figures["accuracy"] <= 1
+    assert figures["interval"] >= 0
+    assert (figures["mean_iterations"] is not None) == (method == "jiio")
 
 
-def test_episodes_need_a_task_of_their_own(tmp_path: Path) -> None:
+def test_episodes_need_a_few_shot_task(tmp_path: Path) -> None:
     write_characters(tmp_path)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(

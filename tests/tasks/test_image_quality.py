@@ -1,4 +1,4 @@
-"""PSNR, feature networks, and the Fréchet distance against its closed form."""
+"""PSNR, feature networks, and the closed form of the Fréchet distance."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from equilibria.tasks.image_quality import (
 )
 
 
-def test_one_dimension_has_a_closed_form() -> None:
-    """(m₁ − m₂)² + (s₁ − s₂)²."""
+def test_distance_in_one_dimension_agrees_with_the_closed_form() -> None:
+    """The distance is (m₁ − m₂)² + (s₁ − s₂)²."""
     distance = gaussian_distance(
         np.array([1.0]), np.array([[4.0]]), np.array([-2.0]), np.array([[9.0]])
     )
@@ -26,63 +26,65 @@ def test_one_dimension_has_a_closed_form() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("size", "singular"), [(4, 2), (30, 0), (30, 12)])
-def test_commuting_covariances_have_a_closed_form(size: int, singular: int, seed: int) -> None:
-    """Σ (√λ₁ − √λ₂)² in the shared eigenbasis, also where one or both eigenvalues are zero."""
-    chance = np.random.default_rng(seed)
-    basis = np.linalg.qr(chance.normal(size=(size, size)))[0]
-    one, other = chance.uniform(0, 16, size=(2, size))
-    one[:singular] = 0
-    other[singular // 2 : singular // 2 + singular] = 0
+def test_distance_of_commuting_covariances_agrees_with_the_closed_form(
+    size: int, singular: int, seed: int
+) -> None:
+    """The distance is Σ (√λ₁ − √λ₂)² in the shared eigenbasis, even for zero eigenvalues."""
+    generator = np.random.default_rng(seed)
+    basis = np.linalg.qr(generator.normal(size=(size, size)))[0]
+    first, second = generator.uniform(0, 16, size=(2, size))
+    first[:singular] = 0
+    second[singular // 2 : singular // 2 + singular] = 0
     mean = np.arange(size, dtype=np.float64)
     distance = gaussian_distance(
-        mean, basis @ np.diag(one) @ basis.T, mean, basis @ np.diag(other) @ basis.T
+        mean, basis @ np.diag(first) @ basis.T, mean, basis @ np.diag(second) @ basis.T
     )
-    assert distance == pytest.approx(np.square(np.sqrt(one) - np.sqrt(other)).sum(), abs=1e-9)
+    assert distance == pytest.approx(np.square(np.sqrt(first) - np.sqrt(second)).sum(), abs=1e-9)
 
 
-def test_general_covariances_agree_with_the_matrix_square_root() -> None:
+def test_distance_agrees_with_the_matrix_square_root() -> None:
     from scipy.linalg import sqrtm
 
-    chance = np.random.default_rng(1)
-    factors = chance.normal(size=(2, 5, 5))
-    one, other = (f @ f.T + 0.1 * np.eye(5) for f in factors)
-    expected = np.trace(one + other - 2 * sqrtm(one @ other).real)
+    generator = np.random.default_rng(1)
+    factors = generator.normal(size=(2, 5, 5))
+    first, second = (f @ f.T + 0.1 * np.eye(5) for f in factors)
+    expected = np.trace(first + second - 2 * sqrtm(first @ second).real)
     zero = np.zeros(5)
-    assert gaussian_distance(zero, one, zero, other) == pytest.approx(expected, rel=1e-9)
+    assert gaussian_distance(zero, first, zero, second) == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_set_is_at_no_distance_from_itself() -> None:
+def test_distance_of_equal_and_shifted_sets() -> None:
     rows = torch.randn(50, 8)
     assert frechet_distance(rows, rows) == pytest.approx(0, abs=1e-9)
     assert frechet_distance(rows, rows + 2) == pytest.approx(4 * 8, rel=1e-6)
 
 
-def test_singular_covariances_are_safe() -> None:
-    """Fewer rows than columns, and columns that never change."""
-    one, other = torch.randn(6, 20), torch.randn(5, 20)
-    one[:, 3:] = 1.0
-    distance = frechet_distance(one, other)
+def test_distance_is_finite_for_singular_covariances() -> None:
+    """There are fewer rows than columns, and constant columns."""
+    first, second = torch.randn(6, 20), torch.randn(5, 20)
+    first[:, 3:] = 1.0
+    distance = frechet_distance(first, second)
     assert np.isfinite(distance)
-    assert distance == pytest.approx(frechet_distance(other, one), rel=1e-9)
+    assert distance == pytest.approx(frechet_distance(second, first), rel=1e-9)
     assert frechet_distance(torch.ones(4, 3), torch.ones(4, 3)) == 0
 
 
-def test_too_few_rows_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least two rows"):
+def test_single_row_is_rejected() -> None:
+    with pytest.raises(ValueError, match="at least two images"):
         frechet_distance(torch.randn(1, 3), torch.randn(5, 3))
 
 
-def test_psnr_is_that_of_the_formula() -> None:
+def test_psnr_agrees_with_the_formula() -> None:
     images = torch.zeros(2, 1, 4, 4)
     other = images.clone()
     other[0] += 0.1
     assert psnr(other, images).tolist() == [pytest.approx(20, abs=1e-5), float("inf")]
     assert float(psnr(other * 255, images, peak=255)[0]) == pytest.approx(20, abs=1e-5)
-    with pytest.raises(ValueError, match="two batches of one shape"):
+    with pytest.raises(ValueError, match="batches of the same shape"):
         psnr(images, images[:1])
 
 
-def test_features_tell_digits_from_noise() -> None:
+def test_features_separate_digits_from_brightened_ones() -> None:
     data = load_digits()
     images, labels = data.train.fetch(torch.arange(1200))
     network = train_feature_network(images, labels, num_classes=10, epochs=4)
@@ -97,14 +99,14 @@ def test_features_tell_digits_from_noise() -> None:
     torch.testing.assert_close(again.features(held_out), rows)
 
 
-def test_a_feature_network_needs_classes() -> None:
+def test_feature_network_needs_two_classes() -> None:
     with pytest.raises(ValueError, match="at least two labelled classes"):
         train_feature_network(torch.rand(4, 1, 8, 8), torch.zeros(4).long(), num_classes=1)
 
 
-def test_psnr_is_that_of_what_is_seen() -> None:
+def test_picture_psnr_clamps_to_the_pixel_range() -> None:
     originals = torch.zeros(2, 1, 4, 4)
     images = torch.stack([originals[0] + 0.1, originals[1] - 5])
     assert picture_psnr(images, originals).tolist() == pytest.approx([20, 120])
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="same shape"):
         picture_psnr(torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 3, 3))

@@ -32,13 +32,13 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_a_recipe_trains_and_evaluates_on_its_images(name: str, real_data: Path) -> None:
+def test_recipe_trains_and_evaluates(name: str, real_data: Path) -> None:
     experiment = Experiment.of(load_recipe(name, [*SMALL, *RECIPES[name]]))
     images, labels = experiment.training.fetch(torch.arange(10))
     step = experiment.task.training_step(experiment.model, images, labels)
     step.loss.backward()
     assert step.correct is None
-    found = experiment.evaluate()
-    assert found.samples == 4
-    assert found.figures["psnr"] is not None
-    assert found.figures["psnr"] > 0
+    evaluation = experiment.evaluate()
+    assert evaluation.samples == 4
+    assert evaluation.figures["psnr"] is not None
+    assert evaluation.figures["psnr"] > 0

@@ -1,4 +1,4 @@
-"""The Jacobian penalty along searches over inputs: at (x, z) of the search itself (JIIO Eq. 27)."""
+"""The Jacobian penalty of searches over inputs is taken at an iterate (x, z) (JIIO Eq. 27)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from equilibria.training import TrainingSettings, fit
 from tests.inputs.small_problem import inputs, ridge, smooth_model, squared_distance
 
 
-def test_what_was_visited_is_any_iterate_of_the_search() -> None:
+def test_visited_pair_is_a_uniformly_drawn_iterate() -> None:
     model, loss, x0 = smooth_model(), squared_distance(), inputs()
     options: dict[str, Any] = {
         "penalty": ridge,
@@ -35,26 +35,26 @@ def test_what_was_visited_is_any_iterate_of_the_search() -> None:
     }
     settings = SearchSettings(tolerance=1e-300, verify=False, step_size=0.1)
     options["settings"] = settings
-    way = [x0]
+    iterates = [x0]
     for iterations in (1, 2, 3):
-        way.append(optimize_input(model, loss, x0, iterations=iterations, **options).x)
-    seen = []
+        iterates.append(optimize_input(model, loss, x0, iterations=iterations, **options).x)
+    drawn = []
     torch.manual_seed(0)
     for _ in range(60):
         visiting = {**options, "settings": replace(settings, visit=True)}
-        found = optimize_input(model, loss, x0, iterations=4, **visiting)
-        assert found.visited is not None
-        x, state = found.visited
-        distances = [float((x - other).abs().max()) for other in way]
-        seen.append(distances.index(min(distances)))
+        result = optimize_input(model, loss, x0, iterations=4, **visiting)
+        assert result.visited is not None
+        x, state = result.visited
+        distances = [float((x - other).abs().max()) for other in iterates]
+        drawn.append(distances.index(min(distances)))
         assert min(distances) <= 1e-12
-        if seen[-1]:
-            # z lags behind x: it is no equilibrium of x.
+        if drawn[-1]:
+            # z lags behind x, so it is not the equilibrium of x.
             (image,) = state_tensors(
                 model.layer.cell.step(state, model.layer.cell.inject(model.stem(x)))
             )
             assert float((image - state_tensors(state)[0]).detach().norm()) > 1e-6
-    assert all(6 <= seen.count(k) <= 26 for k in range(4)), "each is as likely"
+    assert all(6 <= drawn.count(k) <= 26 for k in range(4)), "the draws must be uniform"
     assert optimize_input(model, loss, x0, iterations=4, **options).visited is None
 
 
@@ -95,8 +95,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], Tensor, Tens
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_training_steps_tell_of_an_iterate_of_their_search(case: str) -> None:
-    """It was drawn from plain steps at the final x, which no search ever took."""
+def test_training_steps_report_an_iterate_of_their_search(case: str) -> None:
     make, task, images, labels = CASES[case]
     torch.manual_seed(0)
     model = make().train()
@@ -109,21 +108,21 @@ def test_training_steps_tell_of_an_iterate_of_their_search(case: str) -> None:
     weights = list(model.layer.parameters())
     gradients = torch.autograd.grad(penalty.sum(), weights, allow_unused=True, retain_graph=True)
     assert any(g is not None and bool((g != 0).any()) for g in gradients)
-    # With ReLU the Jacobian depends on the stem by signs alone, so its inputs are asked:
-    # an error where they are in no graph.
-    total = torch.stack([one.square().sum() for one in visited.inputs]).sum()
+    # With ReLU the Jacobian depends on the stem only by signs, so check the inputs instead: this
+    # raises an error if they are in no graph.
+    total = torch.stack([tensor.square().sum() for tensor in visited.inputs]).sum()
     torch.autograd.grad(total, list(model.stem.parameters()))
 
 
-def test_the_penalty_of_a_training_is_taken_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_penalty_uses_the_visited_iterate(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, task = decoder(), Reconstruction(iterations=3)
     settings = TrainingSettings(epochs=1, batch_size=6, jacobian_weight=1.0, jacobian_at="iterate")
 
-    def refused(*_: Any, **__: Any) -> Any:
-        raise AssertionError("an iterate was drawn that the search did not visit")
+    def fail(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the loop must use the iterate of the search")
 
-    monkeypatch.setattr("equilibria.training.loop.random_iterate", refused)
+    monkeypatch.setattr("equilibria.training.loop.random_iterate", fail)
     (plain,) = fit(
         copy.deepcopy(model), task, Split(IMAGES, LABELS), replace(settings, jacobian_weight=0.0)
     )

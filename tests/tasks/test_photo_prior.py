@@ -1,4 +1,4 @@
-"""The training of the photo prior: its loss, and that a step of it helps."""
+"""Training of the photo prior: patches, noise levels and the score."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ def test_training_lowers_the_loss_of_a_fixed_batch() -> None:
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.9 * losses[0]
-    found = task.evaluate(model, [(images, torch.zeros(3))])
-    assert found.score > 20.2  # Of the noisy pictures it is 20.2.
+    evaluation = task.evaluate(model, [(images, torch.zeros(3))])
+    assert evaluation.score > 20.2  # the PSNR of the noisy pictures
 
 
 class Recorder(torch.nn.Module):
-    """Keeps what it was given, and spoils the outermost pixels of it."""
+    """Model that records its inputs and changes the outermost pixels."""
 
     def __init__(self, spoiled: int) -> None:
         super().__init__()
         self.spoiled = spoiled
-        self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.inputs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def forward(self, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        self.seen.append((images, noise))
-        answer = images.clone()
-        answer[..., : self.spoiled, :] += 9.0
-        answer[..., :, -self.spoiled :] -= 9.0
-        return answer
+        self.inputs.append((images, noise))
+        output = images.clone()
+        output[..., : self.spoiled, :] += 9.0
+        output[..., :, -self.spoiled :] -= 9.0
+        return output
 
 
-def test_enlarged_patches_are_smoother_and_of_the_same_size() -> None:
+def test_magnified_patches_are_smoother_and_have_the_same_size() -> None:
     torch.manual_seed(0)
     images = torch.rand(4, 3, 40, 50)
     rough = []
@@ -59,7 +59,7 @@ def test_enlarged_patches_are_smoother_and_of_the_same_size() -> None:
         model = Recorder(1)
         for _ in range(4):
             task.training_step(model, images, torch.zeros(4))
-        patches = torch.cat([seen for seen, _ in model.seen])
+        patches = torch.cat([images for images, _ in model.inputs])
         assert patches.shape == (16, 3, 32, 32)
         assert patches.min() > -1e-3
         assert patches.max() < 1.001
@@ -67,19 +67,19 @@ def test_enlarged_patches_are_smoother_and_of_the_same_size() -> None:
     assert rough[1] < 0.7 * rough[0]
 
 
-def test_photographs_smaller_than_a_patch_are_enlarged() -> None:
+def test_small_photographs_are_magnified_to_a_patch() -> None:
     model = Recorder(1)
     task = PhotoPriorTask(patch=32, edge=4)
     task.training_step(model, torch.rand(2, 3, 20, 26), torch.zeros(2))
-    assert model.seen[0][0].shape == (2, 3, 32, 32)
+    assert model.inputs[0][0].shape == (2, 3, 32, 32)
 
 
-def test_noise_is_spread_over_its_range_in_every_batch() -> None:
+def test_noise_levels_are_stratified_over_a_batch() -> None:
     model = Recorder(1)
     task = PhotoPriorTask(patch=20, edge=3, least=0.01, most=0.16)
     task.training_step(model, torch.rand(4, 3, 20, 20), torch.zeros(4))
     bounds = torch.tensor([0.01, 0.02, 0.04, 0.08, 0.16])
-    noise = model.seen[0][1]
+    noise = model.inputs[0][1]
     assert (noise >= bounds[:-1] * 0.999).all()
     assert (noise <= bounds[1:] * 1.001).all()
 
@@ -93,15 +93,15 @@ def test_edges_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(("edge", "side"), [(0, 20), (8, 12)])
-def test_a_picture_without_edges_or_of_little_else_is_judged(edge: int, side: int) -> None:
+def test_pictures_without_or_mostly_of_edges_are_evaluated(edge: int, side: int) -> None:
     task = PhotoPriorTask(patch=20, edge=edge, judged=0.1)
     model, images = torch.nn.Identity(), torch.rand(2, 3, side, side)
     model.forward = lambda images, noise: images  # type: ignore[method-assign]
     assert abs(task.evaluate(model, [(images, torch.zeros(2))]).score - 20) < 3
 
 
-def test_a_bad_range_is_explained() -> None:
-    with pytest.raises(ValueError, match="wider than its two edges"):
+def test_invalid_options_are_rejected() -> None:
+    with pytest.raises(ValueError, match=r"patch must be larger than 2·edge.*patch=12, edge=6"):
         PhotoPriorTask(patch=12, edge=6)
     with pytest.raises(ValueError, match="least must be in"):
         PhotoPriorTask(least=0.0)
@@ -109,30 +109,30 @@ def test_a_bad_range_is_explained() -> None:
         PhotoPriorTask(zoom=0.5)
 
 
-def test_a_blind_model_is_given_the_picture_alone() -> None:
+def test_blind_model_gets_only_the_picture() -> None:
     shapes = []
 
-    def answer(*inputs: torch.Tensor) -> torch.Tensor:
-        shapes.append([tuple(given.shape) for given in inputs])
+    def record(*inputs: torch.Tensor) -> torch.Tensor:
+        shapes.append([tuple(tensor.shape) for tensor in inputs])
         return inputs[0]
 
     model = torch.nn.Identity()
-    model.forward = answer  # type: ignore[method-assign, assignment]
+    model.forward = record  # type: ignore[method-assign, assignment]
     images, none = torch.rand(2, 1, 20, 20), torch.zeros(2)
     for blind in (True, False):
         PhotoPriorTask(patch=20, edge=3, blind=blind).training_step(model, images, none)
     assert shapes == [[(2, 1, 20, 20)], [(2, 1, 20, 20), (2,)]]
 
 
-def test_the_noise_may_be_one_level() -> None:
+def test_single_noise_level() -> None:
     model = Recorder(1)
     task = PhotoPriorTask(patch=20, edge=3, least=0.1, most=0.1)
     task.training_step(model, torch.rand(4, 3, 20, 20), torch.zeros(4))
-    torch.testing.assert_close(model.seen[0][1], torch.full((4,), 0.1))
+    torch.testing.assert_close(model.inputs[0][1], torch.full((4,), 0.1))
 
 
 @pytest.mark.parametrize("name", ["photo-dncnn", "photo-deq-restorer"])
-def test_networks_learn_from_the_same_patches_in_gray(name: str, real_data: Path) -> None:
+def test_networks_train_on_the_same_patches_in_gray(name: str, real_data: Path) -> None:
     recipe, prior = load_recipe(name, ["threads=null"]), load_recipe("photo-prior")
     shared = ("patch", "zoom", "zoomed")
     assert [recipe.task.options[key] for key in shared] == [

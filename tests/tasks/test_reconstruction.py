@@ -1,4 +1,4 @@
-"""Training a decoder alone, the latents by JIIO."""
+"""Training of a decoder whose latents are evaluation by JIIO."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def decoder(**options: Any) -> EquilibriumDecoder:
 
 
 def bars(count: int = 48) -> Split:
-    """A bright bar at a random height: one number says all about an image."""
+    """Return images of a bright bar at a random height."""
     generator = torch.Generator().manual_seed(1)
     rows = torch.randint(0, 6, (count,), generator=generator)
     images = torch.zeros(count, 1, 8, 8)
@@ -32,8 +32,8 @@ def bars(count: int = 48) -> Split:
 
 
 def settings(**options: Any) -> TrainingSettings:
-    given = {"epochs": 8, "batch_size": 16, "learning_rate": 0.02, "clip_norm": 20.0}
-    return TrainingSettings(**{**given, "weight_decay": 0.0, "warmup_epochs": 0.5, **options})
+    defaults = {"epochs": 8, "batch_size": 16, "learning_rate": 0.02, "clip_norm": 20.0}
+    return TrainingSettings(**{**defaults, "weight_decay": 0.0, "warmup_epochs": 0.5, **options})
 
 
 def test_training_raises_the_psnr() -> None:
@@ -49,8 +49,8 @@ def test_training_raises_the_psnr() -> None:
     assert history[-1].mean_iterations is not None
 
 
-def test_the_gradient_is_that_of_the_optimal_value() -> None:
-    """Against finite differences of the re-optimized value (Eq. 19), with a smooth activation."""
+def test_gradient_is_that_of_the_optimal_value() -> None:
+    """The reference are finite differences of the re-optimized value (Eq. 19)."""
     model = decoder(activation="softplus", channels=4, width=4).double()
     images = bars(3).images.double()
     task = Reconstruction(iterations=60, ridge=1.0, tolerance=1e-7, check_tolerance=1e-10)
@@ -70,7 +70,7 @@ def test_the_gradient_is_that_of_the_optimal_value() -> None:
         assert (values[0] - values[1]) / 2e-4 == pytest.approx(exact, rel=2e-3)
 
 
-def test_noisy_latents_are_trained_on() -> None:
+def test_training_uses_noisy_latents() -> None:
     model, images = decoder().double(), bars(4).images.double()
     task = Reconstruction(iterations=5, latent_noise=0.3, ridge=0.1)
     torch.manual_seed(3)
@@ -87,7 +87,7 @@ def test_noisy_latents_are_trained_on() -> None:
         Reconstruction(latent_noise=-1.0)
 
 
-def test_evaluation_reconstructs_with_its_own_iterations() -> None:
+def test_evaluation_uses_evaluation_iterations() -> None:
     model, data = decoder(), bars(16)
     few = Reconstruction(evaluation_iterations=1).evaluate(model, Batches(data, 8))
     many = Reconstruction(evaluation_iterations=25).evaluate(model, Batches(data, 8))
@@ -98,8 +98,8 @@ def test_evaluation_reconstructs_with_its_own_iterations() -> None:
     assert few.solves.max_iterations == 1
 
 
-def test_the_jacobian_term_sees_the_equilibria_of_the_search() -> None:
-    """Nothing calls the layer's forward pass in a JIIO step, so the task has to tell it."""
+def test_jacobian_penalty_includes_the_equilibria_of_the_search() -> None:
+    """A JIIO step has no forward pass of the layer, so the task must report the equilibria."""
     task, data = Reconstruction(iterations=3), bars(16)
     weights = []
     for weight in (0.0, 100.0):
@@ -109,27 +109,27 @@ def test_the_jacobian_term_sees_the_equilibria_of_the_search() -> None:
     assert not torch.allclose(*weights)
 
 
-def test_the_decoder_of_an_autoencoder_is_evaluated_too() -> None:
+def test_decoder_of_an_autoencoder_can_be_evaluated() -> None:
     model = mdeq_autoencoder(image_size=8, latent_dim=4, channels=(4, 8), downsample=1)
-    found = Reconstruction(evaluation_iterations=3).evaluate(model, Batches(bars(4), 4))
-    assert found.figures["psnr"] > 0
+    evaluation = Reconstruction(evaluation_iterations=3).evaluate(model, Batches(bars(4), 4))
+    assert evaluation.figures["psnr"] > 0
     with pytest.raises(TypeError, match="no EquilibriumDecoder"):
         Reconstruction().evaluate(
             convolutional_autoencoder(image_size=8, width=2), Batches(bars(4), 4)
         )
 
 
-def test_what_processes_found_is_gathered() -> None:
-    """The median of all images is that of the whole, not one of a share."""
+def test_outcomes_of_processes_are_joined() -> None:
+    """The median is that of all images, not of those of one process."""
     task, model, data = Reconstruction(evaluation_iterations=2), decoder(), bars(9)
     whole = task.evaluate(model, Batches(data, 9))
     shares = [data.subset(torch.arange(*share)) for share in ((0, 4), (4, 9))]
-    heard: list[list[torch.Tensor]] = [[], []]
-    for share, said in zip(shares, heard, strict=True):
-        task.evaluate(model, Batches(share, 9), lambda own, said=said: said.append(own) or own)
-    others = iter(heard[1])
+    gathered: list[list[torch.Tensor]] = [[], []]
+    for share, sent in zip(shares, gathered, strict=True):
+        task.evaluate(model, Batches(share, 9), lambda x, sent=sent: sent.append(x) or x)
+    others = iter(gathered[1])
     both = task.evaluate(
-        model, Batches(shares[0], 9), lambda own: torch.cat([own, next(others).to(own)])
+        model, Batches(shares[0], 9), lambda local: torch.cat([local, next(others).to(local)])
     )
     assert both.samples == 9
     assert both.loss == pytest.approx(whole.loss, rel=1e-4)
@@ -148,11 +148,11 @@ def test_what_processes_found_is_gathered() -> None:
         ({"engine": "newton"}, "unknown engine 'newton'"),
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Reconstruction(**options)
 
 
-def test_nothing_to_evaluate_is_an_error() -> None:
-    with pytest.raises(ValueError, match="nothing to evaluate"):
+def test_evaluate_rejects_an_empty_data_set() -> None:
+    with pytest.raises(ValueError, match="at least one sample, got none"):
         Reconstruction().evaluate(decoder(), [])

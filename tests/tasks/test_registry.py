@@ -1,4 +1,4 @@
-"""Tasks by name: a recipe may ask for one of the user's own."""
+"""Tasks by name, including custom tasks in recipes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARGUMENTS = (
 
 @dataclass(frozen=True)
 class SmallLogits(Task):
-    """Pull the logits towards a number: nothing is right or wrong."""
+    """Task that pulls logits towards a number, without right and wrong predictions."""
 
     score: ClassVar[str] = "psnr"
 
@@ -35,18 +35,18 @@ class SmallLogits(Task):
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         return Outcome({"loss": (model(inputs) - self.target).square().mean(dim=1)})
 
-    def figures(self, found: Outcome) -> dict[str, float | None]:
+    def figures(self, outcome: Outcome) -> dict[str, float | None]:
         return {"psnr": 25.0, "largest_logit": 3.5, "unknown": None}
 
 
 @pytest.fixture(autouse=True)
-def own_task() -> Iterator[None]:
+def registered_task() -> Iterator[None]:
     tasks.register_task("small-logits", SmallLogits)
     yield
     del tasks._tasks._factories["small-logits"]
 
 
-def test_a_recipe_trains_a_task_that_knows_no_right_and_wrong(tmp_path: Path) -> None:
+def test_recipe_trains_a_custom_task_without_accuracy(tmp_path: Path) -> None:
     option = "task={name: small-logits, options: {target: 2.0}}"
     result = invoke(*ARGUMENTS, option, "--output", tmp_path / "run")
     assert result.exit_code == 0, result.output
@@ -63,7 +63,7 @@ def test_a_recipe_trains_a_task_that_knows_no_right_and_wrong(tmp_path: Path) ->
     assert invoke("runs", tmp_path).exit_code == 0
 
 
-def test_a_task_without_classes_has_nothing_to_predict(tmp_path: Path) -> None:
+def test_predict_rejects_a_task_without_classes(tmp_path: Path) -> None:
     invoke(*ARGUMENTS, "task={name: small-logits}", "--output", tmp_path / "run")
     (tmp_path / "a.png").write_bytes(b"")
     result = invoke("predict", tmp_path / "run", tmp_path / "a.png")
@@ -71,7 +71,7 @@ def test_a_task_without_classes_has_nothing_to_predict(tmp_path: Path) -> None:
     assert "needs a run that predicts classes" in " ".join(result.output.split())
 
 
-def test_the_named_task_is_the_one_that_follows_from_the_data(tmp_path: Path) -> None:
+def test_default_task_follows_from_the_data(tmp_path: Path) -> None:
     for name, options in (("a", "task={}"), ("b", "task={name: classification}")):
         result = invoke(*ARGUMENTS, options, "--output", tmp_path / name)
         assert result.exit_code == 0, result.output
@@ -90,13 +90,13 @@ def test_the_named_task_is_the_one_that_follows_from_the_data(tmp_path: Path) ->
         ("task={name: small-logits, options: {tagret: 1}}", "did you mean 'target'"),
     ],
 )
-def test_mistakes_are_told(tmp_path: Path, option: str, message: str) -> None:
+def test_invalid_tasks_are_rejected(tmp_path: Path, option: str, message: str) -> None:
     result = invoke(*ARGUMENTS, option, "--output", tmp_path / "run")
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
 
 
-def test_tasks_by_name() -> None:
+def test_tasks_are_created_by_name() -> None:
     assert {"classification", "segmentation"} <= set(list_tasks())
     assert create_task("small-logits", target=1.0) == SmallLogits(1.0)
     with pytest.raises(ValueError, match="exists already"):

@@ -1,4 +1,4 @@
-"""Learning to restore: through the inner problem (Eq. 24), and directly (Eq. 23)."""
+"""Training to restore images: through the inner problem (Eq. 24), and directly (Eq. 23)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SOFT: dict[str, Any] = {"iterations": 60, "ridge": 0.1}
 
 
 def photographs(count: int = 6) -> Tensor:
-    """Images that the small decoder does not make, but another one like it does."""
+    """Return images of another decoder, which the small decoder does not generate exactly."""
     return SmallDecoder(seed=9).double()(latents(count, seed=2)).detach()
 
 
 class Smoother(nn.Module):
-    """An explicit restorer of pictures."""
+    """Restorer of pictures without an equilibrium."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Smoother(nn.Module):
 
 
 class Backprojection(nn.Module):
-    """A restorer that is told how it was measured."""
+    """Restorer whose second input is the measurement operator."""
 
     takes_measurement = True
 
@@ -55,8 +55,8 @@ def gradient(model: nn.Module, task: ImageRestoration, images: Tensor) -> Tensor
     torch.manual_seed(4)
     parameters = [p for p in model.parameters() if p.requires_grad]
     loss = task.training_step(model, images, images).loss
-    found = torch.autograd.grad(loss, parameters)
-    return torch.cat([g.flatten() for g in found])
+    gradients = torch.autograd.grad(loss, parameters)
+    return torch.cat([g.flatten() for g in gradients])
 
 
 def outer_loss(model: nn.Module, task: ImageRestoration, images: Tensor) -> float:
@@ -64,21 +64,25 @@ def outer_loss(model: nn.Module, task: ImageRestoration, images: Tensor) -> floa
     return float(task.training_step(model, images, images).loss.detach())
 
 
-def test_the_detached_gradient_takes_the_latent_as_given() -> None:
+def test_detached_gradient_treats_the_latent_as_constant() -> None:
     model, images = decoder(), photographs()
     task = ImageRestoration(corruption="inpaint", **SOFT)
     torch.manual_seed(4)
-    seen = task.damage.corrupt(images)
-    found = task.run(
-        model, seen.measured, seen.measurement, torch.zeros(6, 3).double(), check_tolerance=1e-3
+    problem = task.damage.corrupt(images)
+    searched = task.run(
+        model,
+        problem.measured,
+        problem.measurement,
+        torch.zeros(6, 3).double(),
+        check_tolerance=1e-3,
     )
-    loss = F.mse_loss(model(found.x), images)
+    loss = F.mse_loss(model(searched.x), images)
     exact = torch.autograd.grad(loss, list(model.parameters()))
     expected = torch.cat([g.flatten() for g in exact])
     torch.testing.assert_close(gradient(model, task, images), expected, rtol=1e-5, atol=1e-8)
 
 
-def test_the_implicit_gradient_is_that_of_the_reoptimized_loss() -> None:
+def test_implicit_gradient_agrees_with_reoptimized_losses() -> None:
     model, images = decoder(), photographs(2)
     task = ImageRestoration(
         corruption={"denoise": {"noise": 0.1}},
@@ -87,8 +91,8 @@ def test_the_implicit_gradient_is_that_of_the_reoptimized_loss() -> None:
         ridge=0.3,
         tolerance=1e-8,
     )
-    found = gradient(model, task, images)
-    direction = torch.randn(len(found), generator=torch.Generator().manual_seed(0)).double()
+    implicit = gradient(model, task, images)
+    direction = torch.randn(len(implicit), generator=torch.Generator().manual_seed(0)).double()
     step, parameters = 1e-4, list(model.parameters())
     values = []
     for sign in (1, -1):
@@ -100,9 +104,9 @@ def test_the_implicit_gradient_is_that_of_the_reoptimized_loss() -> None:
             nn.utils.parameters_to_vector(parameters) - sign * step * direction, parameters
         )
     numeric = (values[0] - values[1]) / (2 * step)
-    assert float(found @ direction) == pytest.approx(numeric, rel=1e-4)
+    assert float(implicit @ direction) == pytest.approx(numeric, rel=1e-4)
     detached = gradient(model, replace(task, outer="detached"), images)
-    assert (detached - found).norm() > 0.01 * found.norm()
+    assert (detached - implicit).norm() > 0.01 * implicit.norm()
 
 
 @pytest.mark.parametrize("make", [decoder, Smoother, Backprojection])
@@ -126,7 +130,7 @@ def test_training_lowers_the_loss(make: Any) -> None:
     assert after.score > before.score
 
 
-def test_an_evaluation_sees_the_same_damage_every_time() -> None:
+def test_damage_is_the_same_in_every_evaluation() -> None:
     model, images = Smoother().double(), photographs(9).sigmoid()
     batches = [(images[:5], torch.zeros(5)), (images[5:], torch.zeros(4))]
     task = ImageRestoration(corruption={"denoise": {"noise": 0.2}})
@@ -145,7 +149,7 @@ def test_an_evaluation_sees_the_same_damage_every_time() -> None:
     assert model.training
 
 
-def test_an_evaluation_tells_how_the_inner_problems_ended() -> None:
+def test_evaluation_reports_the_solves_of_the_inner_problems() -> None:
     model, images = decoder(), photographs(4)
     task = ImageRestoration(corruption="inpaint", evaluation_iterations=100, ridge=0.1)
     result = task.evaluate(model, [(images, torch.zeros(4))])
@@ -156,8 +160,7 @@ def test_an_evaluation_tells_how_the_inner_problems_ended() -> None:
     assert short.evaluate(model, [(images, torch.zeros(4))]).solves.share_converged == 0
 
 
-def test_medians_over_processes_are_exact() -> None:
-    """They were those of a histogram of hundredths of a decibel."""
+def test_medians_of_several_processes_are_exact() -> None:
     model, images = Smoother().double(), photographs(8).sigmoid()
     task = ImageRestoration(corruption="inpaint")
     parts = [task.evaluate(model, [(images[i::2], torch.zeros(4))]) for i in range(2)]
@@ -165,7 +168,7 @@ def test_medians_over_processes_are_exact() -> None:
     both = task.evaluate(
         model,
         [(images[::2], torch.zeros(4))],
-        lambda own: torch.cat([own, next(others).to(own)]),
+        lambda local: torch.cat([local, next(others).to(local)]),
     )
     assert both.samples == 8
     for name in ("psnr", "measured_psnr"):
@@ -176,52 +179,51 @@ def test_medians_over_processes_are_exact() -> None:
     assert both.loss == pytest.approx((parts[0].loss + parts[1].loss) / 2)
 
 
-def test_the_inner_problem_may_end_at_the_noise_level() -> None:
+def test_stop_at_noise_sets_the_noise_of_the_search() -> None:
     task = ImageRestoration(corruption={"denoise": {"noise": 0.25}}, stop_at_noise=True)
     assert task.evaluation_options()["noise"] == 0.25
     plain = ImageRestoration(corruption={"denoise": {"noise": 0.25}})
     assert plain.evaluation_options()["noise"] == 0
 
 
-def test_options_name_the_damage() -> None:
+def test_corruption_selects_the_damage() -> None:
     assert ImageRestoration(corruption="inpaint").damage == Inpainting()
     assert ImageRestoration(corruption={"denoise": {"noise": 0.4}}).damage == Denoising(0.4)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"corruption": "scratch"}, "unknown damage 'scratch'"),
-        ({"corruption": {"denoise": {}, "inpaint": {}}}, "one name with options"),
+        ({"corruption": {"denoise": {}, "inpaint": {}}}, "a mapping with one name"),
         ({"iterations": 0}, "iterations must be at least 1"),
         ({"evaluation_iterations": 0}, "evaluation_iterations must be at least 1"),
         ({"outer": "unrolled"}, "outer must be one of"),
         ({"ridge": -0.1}, "ridge must not be negative"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         ImageRestoration(**options)
 
 
-def test_a_restorer_of_pictures_needs_a_picture() -> None:
+def test_restorer_of_pictures_rejects_other_measurements() -> None:
     means = Measured(lambda x: x.mean(dim=(2, 3))).corrupt(torch.rand(2, 1, SIDE, SIDE))
-    with pytest.raises(ValueError, match="restores pictures, but the measurement makes none"):
+    with pytest.raises(ValueError, match="restores pictures, but the measured values are not"):
         answer(Smoother(), means)
 
 
-def test_nothing_to_evaluate_is_an_error() -> None:
-    with pytest.raises(ValueError, match="nothing to evaluate"):
+def test_evaluate_rejects_an_empty_data_set() -> None:
+    with pytest.raises(ValueError, match="at least one sample, got none"):
         ImageRestoration().evaluate(Smoother(), [])
 
 
-def test_the_generator_of_the_task_is_that_of_a_search() -> None:
-    """What training minimizes inside is what `restore` minimizes: the misfit."""
+def test_loss_of_the_inner_problem_is_misfit_plus_ridge() -> None:
     model, images = decoder(), photographs(2)
     task = ImageRestoration(corruption="inpaint", **SOFT)
     torch.manual_seed(0)
-    seen = task.damage.corrupt(images)
-    found = task.run(model, seen.measured, seen.measurement, torch.zeros(2, 3).double())
-    left = misfit(model(found.x), seen.measured, seen.measurement)
-    ridge = 0.1 * found.x.square().sum(dim=1)
-    torch.testing.assert_close(found.loss, (left + ridge).detach(), rtol=1e-6, atol=1e-8)
+    problem = task.damage.corrupt(images)
+    searched = task.run(model, problem.measured, problem.measurement, torch.zeros(2, 3).double())
+    error = misfit(model(searched.x), problem.measured, problem.measurement)
+    ridge = 0.1 * searched.x.square().sum(dim=1)
+    torch.testing.assert_close(searched.loss, (error + ridge).detach(), rtol=1e-6, atol=1e-8)

@@ -1,4 +1,4 @@
-"""The segmentation task against counting by hand."""
+"""The segmentation task agrees with figures computed by hand."""
 
 from __future__ import annotations
 
@@ -17,37 +17,42 @@ IGNORE = 255
 
 
 class Echo(nn.Module):
-    """Takes its input for the logits."""
+    """Model that returns its input as logits."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
 
-def saying(classes: Tensor, count: int) -> Tensor:
-    """Logits that predict these classes: 5 for them, 0 for the others."""
+def logits_for(classes: Tensor, count: int) -> Tensor:
+    """Return logits that predict these classes: 5 for them, 0 for the others."""
     return 5 * F.one_hot(classes, count).movedim(-1, 1).float()
 
 
 TRUTH = torch.tensor([[[0, 0, 1], [1, 2, IGNORE]]])
-FOUND = torch.tensor([[[0, 1, 1], [1, 0, 2]]])
-LOGITS = saying(FOUND, 4)
-"""Class 2 is there and never found, class 3 neither there nor found."""
+PREDICTED = torch.tensor([[[0, 1, 1], [1, 0, 2]]])
+LOGITS = logits_for(PREDICTED, 4)
+"""Class 2 occurs and is never predicted; class 3 neither occurs nor is predicted."""
 
 
-def test_pixels_without_an_answer_are_wrong() -> None:
-    """They are in no column of the confusion, and yet count against their class."""
+def test_pixels_without_valid_prediction_count_as_wrong() -> None:
+    """They are in no column of the confusion matrix, but count against their class."""
     logits = LOGITS.clone()
     logits[0, 1, 1, 0] = torch.nan
-    found = Segmentation().evaluate(Echo(), [(logits, TRUTH)])
-    assert found.counts["confusion"].tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0], [0] * 4]
-    assert (found.correct, found.samples, found.figures["unanswered"]) == (2, 5, 1)
-    assert found.figures["mean_accuracy"] == pytest.approx((1 / 2 + 1 / 2 + 0) / 3)
-    assert found.figures["mean_iou"] == pytest.approx((1 / 3 + 1 / 3 + 0) / 3)
+    evaluation = Segmentation().evaluate(Echo(), [(logits, TRUTH)])
+    assert evaluation.counts["confusion"].tolist() == [
+        [1, 1, 0, 0],
+        [0, 1, 0, 0],
+        [1, 0, 0, 0],
+        [0] * 4,
+    ]
+    assert (evaluation.correct, evaluation.samples, evaluation.figures["unanswered"]) == (2, 5, 1)
+    assert evaluation.figures["mean_accuracy"] == pytest.approx((1 / 2 + 1 / 2 + 0) / 3)
+    assert evaluation.figures["mean_iou"] == pytest.approx((1 / 3 + 1 / 3 + 0) / 3)
     nothing = Segmentation().evaluate(Echo(), [(torch.full_like(LOGITS, torch.nan), TRUTH)])
     assert (nothing.accuracy, nothing.score) == (0, 0)
 
 
-def test_evaluation_counts_as_one_does_by_hand() -> None:
+def test_evaluation_agrees_with_figures_by_hand() -> None:
     evaluation = Segmentation().evaluate(Echo(), [(LOGITS, TRUTH)])
     confusion = evaluation.counts["confusion"]
     assert confusion.tolist() == [[1, 1, 0, 0], [0, 2, 0, 0], [1, 0, 0, 0], [0] * 4]
@@ -62,16 +67,16 @@ def test_evaluation_counts_as_one_does_by_hand() -> None:
     assert evaluation.loss == pytest.approx((3 * right + 2 * wrong) / 5, rel=1e-6)
 
 
-def test_a_class_that_is_only_predicted_has_an_iou_of_zero_and_no_accuracy() -> None:
+def test_class_that_is_only_predicted_has_iou_zero_and_no_accuracy() -> None:
     evaluation = Segmentation().evaluate(
-        Echo(), [(saying(torch.tensor([[[0, 1]]]), 2), torch.tensor([[[0, 0]]]))]
+        Echo(), [(logits_for(torch.tensor([[[0, 1]]]), 2), torch.tensor([[[0, 0]]]))]
     )
     assert class_iou(evaluation.counts["confusion"]).tolist() == [0.5, 0.0]
     assert evaluation.figures["mean_iou"] == 0.25
     assert evaluation.figures["mean_accuracy"] == 0.5
 
 
-def test_uneven_batches_of_uneven_images_give_the_numbers_of_all_pixels() -> None:
+def test_figures_do_not_depend_on_the_batches() -> None:
     logits, labels = torch.randn(7, 4, 6, 5), torch.randint(0, 4, (7, 6, 5))
     labels[:, 0] = IGNORE
     labels[4] = IGNORE
@@ -84,24 +89,24 @@ def test_uneven_batches_of_uneven_images_give_the_numbers_of_all_pixels() -> Non
     assert parts.loss == pytest.approx(whole.loss, rel=1e-6)
 
 
-def test_a_perfect_prediction() -> None:
+def test_perfect_prediction_scores_one() -> None:
     labels = torch.randint(0, 3, (2, 5, 5))
-    evaluation = Segmentation().evaluate(Echo(), [(saying(labels, 3), labels)])
+    evaluation = Segmentation().evaluate(Echo(), [(logits_for(labels, 3), labels)])
     assert set(evaluation.figures.values()) == {1.0}
 
 
-def test_training_step_is_the_mean_over_labelled_pixels() -> None:
+def test_training_loss_is_the_mean_over_labelled_pixels() -> None:
     logits = torch.randn(3, 4, 5, 6, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(0, 4, (3, 5, 6))
     labels[0, :2] = IGNORE
     step = Segmentation().training_step(Echo(), logits, labels.to(torch.uint8))
-    kept = labels != IGNORE
-    chosen = logits.movedim(1, 3)[kept]
-    assert step.samples == len(chosen) == 78
-    assert step.correct == int((chosen.argmax(dim=1) == labels[kept]).sum())
-    torch.testing.assert_close(step.loss, F.cross_entropy(chosen, labels[kept]))
+    labelled = labels != IGNORE
+    rows = logits.movedim(1, 3)[labelled]
+    assert step.samples == len(rows) == 78
+    assert step.correct == int((rows.argmax(dim=1) == labels[labelled]).sum())
+    torch.testing.assert_close(step.loss, F.cross_entropy(rows, labels[labelled]))
     step.loss.backward()
-    assert bool((logits.grad.abs().sum(dim=1) > 0).eq(kept).all())
+    assert bool((logits.grad.abs().sum(dim=1) > 0).eq(labelled).all())
 
 
 def test_ignore_index_is_an_option() -> None:
@@ -113,7 +118,7 @@ def test_ignore_index_is_an_option() -> None:
     assert evaluation.samples == 16
 
 
-def test_a_batch_without_labels_has_no_loss_and_no_gradient() -> None:
+def test_batch_without_labels_has_zero_loss_and_gradient() -> None:
     logits = torch.randn(1, 3, 2, 2, requires_grad=True)
     step = Segmentation().training_step(Echo(), logits, torch.full((1, 2, 2), IGNORE))
     step.loss.backward()
@@ -136,30 +141,34 @@ def test_solve_statistics_are_those_of_the_solutions() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_evaluation_leaves_the_mode_as_it_was(training: bool) -> None:
+def test_evaluation_keeps_the_training_mode(training: bool) -> None:
     model = nn.Sequential(nn.BatchNorm2d(4)).train(training)
     Segmentation().evaluate(model, [(LOGITS, TRUTH)])
     assert model.training is training
     assert int(model[0].num_batches_tracked) == 0
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="no labelled pixel"):
+def test_invalid_labels_are_rejected() -> None:
+    with pytest.raises(ValueError, match="at least one labelled pixel, got none"):
         Segmentation().evaluate(Echo(), [])
-    with pytest.raises(ValueError, match="no labelled pixel"):
+    with pytest.raises(ValueError, match="at least one labelled pixel, got none"):
         Segmentation().evaluate(Echo(), [(LOGITS, torch.full_like(TRUTH, IGNORE))])
-    with pytest.raises(ValueError, match="same size"):
+    with pytest.raises(ValueError, match="label maps of shape"):
         Segmentation().training_step(Echo(), LOGITS, TRUTH[:, :, :2])
-    with pytest.raises(ValueError, match="label 4 is neither"):
+    with pytest.raises(ValueError, match=r"labels must be below 4.*got 4"):
         Segmentation().training_step(Echo(), LOGITS, torch.full_like(TRUTH, 4))
-    with pytest.raises(ValueError, match="one of the 4 classes"):
+    with pytest.raises(ValueError, match="must not be one of the 4 classes, got 3"):
         Segmentation(ignore_index=3).training_step(Echo(), LOGITS, TRUTH)
 
 
-def test_the_shares_of_processes_are_the_whole() -> None:
-    """What is gathered is added up: twice the same share gives the figures of one."""
-    alone = Segmentation().evaluate(Echo(), [(LOGITS, TRUTH)])
-    both = Segmentation().evaluate(Echo(), [(LOGITS, TRUTH)], lambda own: torch.cat([own, own]))
-    assert both.figures == alone.figures
-    assert both.loss == pytest.approx(alone.loss)
-    assert (both.samples, both.correct) == (2 * alone.samples, 2 * (alone.correct or 0))
+def test_outcomes_of_processes_are_joined() -> None:
+    """Two processes with the same data have the figures of one."""
+
+    def twice(local: Tensor) -> Tensor:
+        return torch.cat([local, local])
+
+    single = Segmentation().evaluate(Echo(), [(LOGITS, TRUTH)])
+    both = Segmentation().evaluate(Echo(), [(LOGITS, TRUTH)], twice)
+    assert both.figures == single.figures
+    assert both.loss == pytest.approx(single.loss)
+    assert (both.samples, both.correct) == (2 * single.samples, 2 * (single.correct or 0))

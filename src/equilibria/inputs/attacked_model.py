@@ -1,4 +1,4 @@
-"""A model while it is attacked: its exact gradient, and the count of what it computes."""
+"""A model under attack: exact gradients in the images, and counts of evaluations."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from equilibria.inputs.problem import as_constant
 
 
 class AttackedModel:
-    """A model that is under attack.
+    """A model under attack, which counts evaluations.
 
-    Counted are calls for the whole batch: of the map and of products with its Jacobian; for a model
-    without an equilibrium its forward and backward passes.
+    It counts evaluations of the map and vector-Jacobian products, each for the whole batch. For a
+    model without an equilibrium layer it counts forward and backward passes.
     """
 
     def __init__(self, model: nn.Module, record: Record) -> None:
@@ -29,7 +29,7 @@ class AttackedModel:
         self.layers = [m for m in model.modules() if isinstance(m, EquilibriumLayer)]
         self.forward_passes = self.backward_passes = 0
         self.search_evaluations = self.search_vjps = 0
-        """What was computed beside the model's own passes, by JIIO."""
+        """Evaluations by JIIO, in addition to forward and backward passes of the model."""
 
     @property
     def evaluations(self) -> int:
@@ -49,7 +49,7 @@ class AttackedModel:
     def gradient(
         self, images: Tensor, loss: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, losses and the gradient of each sample's loss in its own image."""
+        """Return logits, losses, and the gradient of the loss of each sample in its image."""
         with torch.enable_grad():
             leaf = images.detach().requires_grad_()
             logits = self.logits(leaf)
@@ -63,16 +63,18 @@ class AttackedModel:
 def under_attack(
     model: nn.Module, tolerance: float | None, warm_start: bool
 ) -> Iterator[AttackedModel]:
-    """A twin of the model in evaluation mode, with exact gradients in its input alone.
+    """Provide a copy of the model in evaluation mode, with exact gradients in its input.
 
-    Gradient rules that are cheap approximations (one step, phantom) become implicit ones: an attack
-    that follows a wrong gradient is weak, and takes a model for robust that is not. The backward
-    solve is as accurate as the forward one.
+    Approximate gradient rules (one step, phantom) are replaced by implicit ones, because an attack
+    with a wrong gradient is weak and overestimates the robustness. The backward solve is as
+    accurate as the forward one.
 
-    tolerance: of the solves; None leaves them their own.
-    warm_start: start a solve, and its backward one, where the one before ended.
+    Args:
+        model: Model under attack; it is not changed.
+        tolerance: Tolerance of the solves; None keeps the model's.
+        warm_start: Start each forward and backward solve at the result of the previous one.
     """
-    # Half precision cannot say when a solve has converged, nor which loss is larger.
+    # Half precision is too coarse to detect convergence and to compare losses.
     device = next((p.device.type for p in model.parameters()), "cpu")
     with torch.autocast(device, enabled=False), torch.inference_mode(False):
         model = as_constant(model, evaluating=True)
@@ -84,9 +86,10 @@ def under_attack(
             yield attacked
 
 
-def _exact(own: Solving, warm_start: bool) -> Solving:
-    rule = own.gradient if own.gradient.exact else Implicit()
+def _exact(settings: Solving, warm_start: bool) -> Solving:
+    """Return the settings with an exact gradient rule."""
+    rule = settings.gradient if settings.gradient.exact else Implicit()
     if isinstance(rule, Implicit):
-        tolerance = max(rule.tolerance_with(own.solver), own.solver.tolerance)
+        tolerance = max(rule.tolerance_with(settings.solver), settings.solver.tolerance)
         rule = replace(rule, tolerance=tolerance, warm_start=rule.warm_start or warm_start)
-    return own.changed(gradient=rule)
+    return settings.changed(gradient=rule)

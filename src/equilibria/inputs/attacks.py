@@ -1,4 +1,4 @@
-"""Adversarial attacks: the worst image near a given one, by FGSM, PGD or JIIO."""
+"""Adversarial attacks: the worst image near a given one, found by FGSM, PGD or JIIO."""
 
 from __future__ import annotations
 
@@ -22,77 +22,95 @@ from equilibria.inputs.search_settings import SearchSettings
 from equilibria.models.base import predicted_classes
 from equilibria.registry import check_at_least_one, check_options
 
-COARSEST_CHECK = 1e-3
-"""The largest residual at which `optimize_input` believes the loss of an image."""
+MAX_CHECK_TOLERANCE = 1e-3
+"""Largest tolerance of the solves for the true losses of JIIO."""
 MEASURE_SEED = 0
-"""Of random starts where an attack is measured: the same attack gives the same figures."""
+"""Seed of the random starts in measurements, which makes them repeatable."""
 
 
 @dataclass(frozen=True)
 class AttackResult:
-    """Adversarial images with what the model says of them, sample by sample.
+    """Adversarial images with the logits and losses of the model, sample by sample.
 
-    Logits and losses before and after come from the same ordinary forward pass in evaluation mode,
-    equilibria solved anew: what the model would say of the image, not what the search believed.
+    All logits and losses come from ordinary forward passes in evaluation mode, not from the states
+    of the search.
+
+    Attributes:
+        images: Adversarial images, exactly within `eps` and `clip`.
+        labels: Labels of the images, shape (B,).
+        initial_logits: Logits of the original images, shape (B, classes).
+        logits: Logits of the adversarial images, shape (B, classes).
+        initial_loss: Cross-entropy of the original images, shape (B,).
+        loss: Cross-entropy of the adversarial images, shape (B,).
+        distance: ‖δ‖ of each image, in the norm of the attack.
+        evaluations: Evaluations of the map in the search, each for the whole batch. For a model
+            without an equilibrium layer, forward passes.
+        vjps: Vector-Jacobian products in the search, or backward passes.
+        settings: Settings of the attack.
+        status: `Status` codes of JIIO, of the last restart; None for other methods.
+        cpu_seconds: Processor time, if `measure_attack` measured it.
 
     Examples:
         >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
-        >>> found = eq.attack(model, digits.images[:4], digits.labels[:4], eps=0.5, steps=2)
-        >>> found.robust_accuracy <= found.accuracy, found.success.shape
+        >>> result = eq.attack(model, digits.images[:4], digits.labels[:4], eps=0.5, steps=2)
+        >>> result.robust_accuracy <= result.accuracy, result.success.shape
         (True, torch.Size([4]))
     """
 
     images: Tensor
-    """The adversarial images: within eps and the range to the last bit."""
     labels: Tensor
     initial_logits: Tensor
     logits: Tensor
     initial_loss: Tensor
     loss: Tensor
     distance: Tensor
-    """‖δ‖ in the attack's norm."""
     evaluations: int
-    """Calls of the map in the search, for the whole batch; of the model if it has no map."""
     vjps: int
-    """Pull-backs through it."""
     settings: AttackSettings
     status: Tensor | None = None
-    """How JIIO ended (`Status`); of its last run where there are restarts. None for others."""
     cpu_seconds: float | None = None
-    """Where `measure_attack` has taken it."""
 
     @property
     def initial_predictions(self) -> Tensor:
-        """Predicted classes before the attack, shape (B,)."""
+        """Predicted classes of the original images, shape (B,); −1 without a valid prediction."""
         return predicted_classes(self.initial_logits)
 
     @property
     def predictions(self) -> Tensor:
-        """−1 where the model has no answer (`predicted_classes`), which is a wrong one."""
+        """Predicted classes of the adversarial images, shape (B,).
+
+        −1 marks logits that are not finite (see `predicted_classes`) and counts as wrong.
+        """
         return predicted_classes(self.logits)
 
     @property
     def unanswered(self) -> int:
-        """For how many of the images as they were the model has no answer."""
+        """Number of original images without a valid prediction."""
         return int((self.initial_predictions < 0).sum())
 
     @property
     def success(self) -> Tensor:
-        """Whether the prediction for the adversarial image is wrong (it may have been before)."""
+        """Whether each prediction is wrong after the attack, shape (B,).
+
+        Images that are misclassified without an attack count as well.
+        """
         return self.predictions != self.labels
 
     @property
     def accuracy(self) -> float:
-        """Before the attack."""
+        """Accuracy on the original images."""
         return float((self.initial_predictions == self.labels).double().mean())
 
     @property
     def robust_accuracy(self) -> float:
-        """Under the attack."""
+        """Accuracy on the adversarial images."""
         return float((~self.success).double().mean())
 
     def figures(self) -> dict[str, Any]:
-        """One method's row of a table; `low` and `high` are ends of a 95% interval (Wilson)."""
+        """Return the figures of a table row.
+
+        `low` and `high` are the ends of the 95 % Wilson interval of the robust accuracy.
+        """
         count = len(self.labels)
         low, high = wilson_interval(int((~self.success).sum()), count)
         return {
@@ -116,29 +134,33 @@ class AttackResult:
         }
 
     def summary(self) -> str:
-        """One line on all samples."""
-        asked = self.settings
+        """Return one line on all samples."""
+        settings = self.settings
         return (
-            f"{asked.method} ({asked.norm}, eps {asked.eps:g}): accuracy {self.accuracy:.1%} → "
-            f"{self.robust_accuracy:.1%}, mean loss {float(self.initial_loss.mean()):.4g} → "
-            f"{float(self.loss.mean()):.4g}, in {self.evaluations} evaluations of the map and "
-            f"{self.vjps} pull-backs"
+            f"{settings.method} ({settings.norm}, eps {settings.eps:g}): accuracy "
+            f"{self.accuracy:.1%} → {self.robust_accuracy:.1%}, mean loss "
+            f"{float(self.initial_loss.mean()):.4g} → {float(self.loss.mean()):.4g}, in "
+            f"{self.evaluations} evaluations of the map and {self.vjps} vector-Jacobian products"
         )
 
     @classmethod
     def join(cls, results: Sequence[AttackResult]) -> AttackResult:
-        """Join the results of several batches; evaluations are added up."""
-        if not results:
-            raise ValueError("there is nothing to join: no batch was attacked")
+        """Join the results of several batches; evaluations are added up.
 
-        def together(name: str, first: Any) -> Any:
+        Args:
+            results: Results with the same settings, at least one.
+        """
+        if not results:
+            raise ValueError("results must hold the result of at least one batch, got none")
+
+        def joined(name: str, first: Any) -> Any:
             values = [getattr(result, name) for result in results]
             if isinstance(first, Tensor):
                 return torch.cat(values)
             return sum(values) if isinstance(first, int) else first
 
         first = results[0]
-        return cls(**{f.name: together(f.name, getattr(first, f.name)) for f in fields(first)})
+        return cls(**{f.name: joined(f.name, getattr(first, f.name)) for f in fields(first)})
 
 
 @run_eagerly
@@ -151,59 +173,60 @@ def attack(
     generator: torch.Generator | None = None,
     **options: Any,
 ) -> AttackResult:
-    """Look for the image within `eps` of each given one that the model gets most wrong.
+    """Search for the worst image within a distance `eps` of each given image.
 
-    model: any classifier for "pgd" and "fgsm"; for "jiio" one that `optimize_input` takes, with a
-        stem, an equilibrium layer and a head. It is attacked in evaluation mode and with its exact
-        gradient, whatever rule it trains with, and left as it is.
-    norm: "l2" or "linf", over all pixels of an image.
-    method: "fgsm" is one step of length eps; "pgd" projected gradient ascent, for an equilibrium
-        model a solve and a backward solve each step; "jiio" moves image, equilibrium and adjoint
-        together (`optimize_input`).
-    steps: 20 for PGD, 40 for JIIO if not given.
-    restarts: the search runs so often and the worst image counts; all but the first begin at random
-        points of the ball, and with `random_start` the first one does too.
-    step_size: of PGD, by default eps/2 at first and eps/40 in the end, as a cosine (longer where
-        there are fewer than eight); of JIIO the `step_size` of `SearchSettings`.
-    warm_start: start the solves of PGD where those of the step before ended.
-    clip: the lowest and highest value of a pixel, which `images` must respect; None for no range.
-    loss: what is made large, "cross_entropy" or "margin". The result reports cross-entropy.
-    tolerance: of the solves; the model's own if not given.
-    joint_options: of JIIO: engine, iterations, and the fields of `SearchSettings`.
-    settings: all of these options in one object, in the place of keywords.
-    generator: of the random starts; torch's own if not given.
+    The model is attacked in evaluation mode and with its exact gradient, whatever gradient rule it
+    trains with, and is not changed. The result is the worst image of the search: a wrong prediction
+    is worse than a right one, then the higher loss is.
 
-    Of all images that were seen the worst counts: a wrong prediction before a right one, then the
-    higher loss.
+    Args:
+        model: Any classifier for "pgd" and "fgsm". For "jiio" one with a stem, an equilibrium layer
+            and a head, as for `optimize_input`.
+        images: Original images, shape (B, ...), with pixels within `clip`.
+        labels: Labels, integers of shape (B,).
+        settings: Settings of the attack, instead of keyword options.
+        generator: Source of the random starts; by default torch's global generator.
+        **options: Fields of `AttackSettings`, such as `eps`, `norm`, `method` and `steps`.
+
+    Returns:
+        The adversarial images with logits and losses before and after.
+
+    Raises:
+        TypeError: If an option is unknown, or `settings` and options are given together.
+        ValueError: If an option is out of range, or the images do not fit `clip` or the labels.
 
     Examples:
         >>> test = eq.data.load_digits().test
         >>> model = eq.load("digits-opteq")
-        >>> found = eq.attack(model, test.images[:4], test.labels[:4], eps=0.5, steps=3)
-        >>> bool((found.distance <= 0.5).all())
+        >>> result = eq.attack(model, test.images[:4], test.labels[:4], eps=0.5, steps=3)
+        >>> bool((result.distance <= 0.5).all())
         True
     """
     if settings is None:
         check_options("attack", AttackSettings, options)
         settings = AttackSettings(**options)
     elif options:
-        raise TypeError(f"{', '.join(options)} given beside the settings: set them there")
+        raise TypeError(
+            f"pass either settings or options, got settings and {', '.join(options)}; set the "
+            "options in AttackSettings"
+        )
     images, labels = _checked(images, labels, settings)
     with under_attack(model, settings.tolerance, settings.warm_start) as attacked:
         initial = _logits(attacked, images, labels)
-        before = attacked.evaluations, attacked.vjps
+        initial_counts = attacked.evaluations, attacked.vjps
         search = _AttackSearch(attacked, images, labels, settings)
-        found = search.run(generator)
-        evaluations, vjps = attacked.evaluations - before[0], attacked.vjps - before[1]
-        logits = _logits(attacked, found, labels)
+        adversarial = search.run(generator)
+        evaluations = attacked.evaluations - initial_counts[0]
+        vjps = attacked.vjps - initial_counts[1]
+        logits = _logits(attacked, adversarial, labels)
     return AttackResult(
-        images=found,
+        images=adversarial,
         labels=labels,
         initial_logits=initial,
         logits=logits,
         initial_loss=attack_losses("cross_entropy", initial, labels),
         loss=attack_losses("cross_entropy", logits, labels),
-        distance=settings.distance(images, found),
+        distance=settings.distance(images, adversarial),
         evaluations=evaluations,
         vjps=vjps,
         settings=settings,
@@ -220,10 +243,10 @@ def adversarial_images(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The adversarial images alone, as `attack` finds them: what adversarial training needs.
+    """Return only the adversarial images of `attack`, for adversarial training.
 
-    JIIO's images are those that its search ends at: what it would take to report on them is saved.
-    Of its last search an iterate is told to `solving` blocks that record equilibria of the model
+    JIIO returns the last iterate, without the solves that a report would need. One iterate of its
+    last search is reported to `solving` blocks that record equilibria of the model
     (`InputResult.report_visited`).
 
     Examples:
@@ -238,12 +261,12 @@ def adversarial_images(
     images, labels = _checked(images, labels, settings)
     with under_attack(model, settings.tolerance, settings.warm_start) as attacked:
         layer = getattr(model, "layer", None)
-        heard = isinstance(layer, EquilibriumLayer) and layer.is_heard
-        search = _AttackSearch(attacked, images, labels, settings, visit=heard, verify=False)
-        found = search.run(generator)
+        visit = isinstance(layer, EquilibriumLayer) and layer.is_heard
+        search = _AttackSearch(attacked, images, labels, settings, visit=visit, verify=False)
+        adversarial = search.run(generator)
     if search.joint is not None:
         search.joint.report_visited(model)
-    return found
+    return adversarial
 
 
 def measure_attack(
@@ -254,7 +277,18 @@ def measure_attack(
     batch_size: int,
     on_batch: Callable[[], object] = lambda: None,
 ) -> AttackResult:
-    """One method on all images, batch by batch, with the processor time it took.
+    """Attack all images with one method, in batches, and measure the processor time.
+
+    Args:
+        model: Classifier, as for `attack`.
+        images: Original images, shape (B, ...).
+        labels: Labels, integers of shape (B,).
+        settings: Settings of the attack.
+        batch_size: Number of images per batch.
+        on_batch: Called after each batch, for example to advance a progress bar.
+
+    Returns:
+        The result for all images, with `cpu_seconds`.
 
     Examples:
         >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
@@ -268,29 +302,33 @@ def measure_attack(
     started = time.process_time()
     results = []
     for first in range(0, len(images), batch_size):
-        some = slice(first, first + batch_size)
-        results.append(attack(model, images[some], labels[some], settings, generator=generator))
+        rows = slice(first, first + batch_size)
+        results.append(attack(model, images[rows], labels[rows], settings, generator=generator))
         on_batch()
     return replace(AttackResult.join(results), cpu_seconds=time.process_time() - started)
 
 
 def wilson_interval(hits: int, count: int) -> tuple[float, float]:
-    """Where the share of hits lies that `count` samples estimate, at 95% (Wilson, 1927)."""
+    """Return the 95 % confidence interval of the share of hits among samples (Wilson, 1927)."""
     quantile = NormalDist().inv_cdf(0.975)
     share, squared = hits / count, quantile**2
     center = (share + squared / (2 * count)) / (1 + squared / count)
     spread = math.sqrt(share * (1 - share) / count + squared / (4 * count**2))
     half = quantile * spread / (1 + squared / count)
-    # The ends are exact; rounding would leave them beside the share itself.
+    # Rounding must not exclude the shares 0 and 1.
     low = 0.0 if hits == 0 else center - half
     return low, 1.0 if hits == count else center + half
 
 
 @dataclass
 class _AttackSearch:
-    """Looks for the worst image near each, sample by sample.
+    """Search for the worst image near each original, sample by sample.
 
-    A wrong prediction counts for more than any loss; among equals the higher loss does.
+    A wrong prediction is worse than a right one, then the higher loss is.
+
+    Attributes:
+        visit: Whether JIIO keeps one of its iterates.
+        verify: Whether JIIO computes true losses and rejects images that are not worse.
     """
 
     attacked: AttackedModel
@@ -299,27 +337,26 @@ class _AttackSearch:
     settings: AttackSettings
     visit: bool = False
     verify: bool = True
-    """Whether JIIO's losses are to be true, and an image no better than the start not taken."""
 
     def __post_init__(self) -> None:
         self.joint: InputResult | None = None
-        """JIIO's last run."""
+        """Result of the last run of JIIO."""
         self.worst = self.images
         self.wrong = torch.zeros_like(self.labels, dtype=torch.bool)
         self.losses = self.images.new_full((len(self.images),), -torch.inf)
 
     def run(self, generator: torch.Generator | None) -> Tensor:
         settings = self.settings
-        find = self._jointly if settings.method == "jiio" else self._ascend
+        search = self._optimize_jointly if settings.method == "jiio" else self._ascend
         for run in range(settings.restarts if settings.eps > 0 else 0):
-            at_random = settings.random_start or run > 0
-            find(settings.random_point(self.images, generator) if at_random else self.images)
+            is_random = settings.random_start or run > 0
+            search(settings.random_point(self.images, generator) if is_random else self.images)
         return self.worst
 
     def _loss(self, logits: Tensor) -> Tensor:
         return attack_losses(self.settings.loss, logits, self.labels)
 
-    def _see(self, images: Tensor, logits: Tensor, losses: Tensor) -> None:
+    def _keep_worst(self, images: Tensor, logits: Tensor, losses: Tensor) -> None:
         wrong = predicted_classes(logits) != self.labels
         worse = (wrong & ~self.wrong) | ((wrong == self.wrong) & (losses > self.losses))
         self.wrong = torch.where(worse, wrong, self.wrong)
@@ -328,38 +365,38 @@ class _AttackSearch:
         self.worst = torch.where(rows, images, self.worst)
 
     @torch.no_grad()
-    def _see_logits(self, images: Tensor) -> None:
+    def _evaluate(self, images: Tensor) -> None:
         logits = self.attacked.logits(images)
-        self._see(images, logits, self._loss(logits))
+        self._keep_worst(images, logits, self._loss(logits))
 
     def _ascend(self, start: Tensor) -> None:
-        """Projected gradient ascent (Madry et al., 2018); FGSM is one long step of it."""
+        """Run projected gradient ascent (Madry et al., 2018); FGSM is a single long step."""
         settings = self.settings
         region = settings.constraint(self.images).region(self.images)
         point = start
         for step in range(settings.chosen_steps):
             logits, losses, gradient = self.attacked.gradient(point, self._loss)
-            self._see(point, logits, losses)
+            self._keep_worst(point, logits, losses)
             move = settings.step_length(step) * settings.steepest(gradient.nan_to_num())
             point = region.project((point + move).flatten(1)).reshape(start.shape)
-        self._see_logits(point)
+        self._evaluate(point)
 
-    def _jointly(self, start: Tensor) -> None:
-        """JIIO (Eq. 26): −loss minimized over the image together with its equilibrium."""
+    def _optimize_jointly(self, start: Tensor) -> None:
+        """Run JIIO (Eq. 26): minimize −loss over the image together with its equilibrium."""
         settings, attacked = self.settings, self.attacked
         tolerances = [layer.solver.tolerance for layer in attacked.layers]
         options: dict[str, Any] = {"iterations": settings.chosen_steps, **settings.joint_options}
         search: dict[str, Any] = {
             "step_size": settings.step_size,
-            "check_tolerance": min([COARSEST_CHECK, *tolerances]),
-            # μ is for gradients of the optimum in the parameters; an attack needs the image alone.
+            "check_tolerance": min([MAX_CHECK_TOLERANCE, *tolerances]),
+            # An exact μ is only needed for gradients of the optimum in the parameters.
             "polish": False,
             "verify": self.verify,
         }
         for field in fields(SearchSettings):
             if field.name in options:
                 search[field.name] = options.pop(field.name)
-        found = optimize_input(
+        result = optimize_input(
             attacked.model,
             lambda logits: -self._loss(logits),
             start,
@@ -367,14 +404,14 @@ class _AttackSearch:
             settings=SearchSettings(normalize=True, visit=self.visit, **search),
             **options,
         )
-        attacked.search_evaluations += found.evaluations + found.check_evaluations
-        attacked.search_vjps += found.vjps
-        self.joint = found
+        attacked.search_evaluations += result.evaluations + result.check_evaluations
+        attacked.search_vjps += result.vjps
+        self.joint = result
         if settings.restarts == 1:
-            self.worst = found.x
+            self.worst = result.x
             return
         with solving(attacked.model, start={}):
-            self._see_logits(found.x)
+            self._evaluate(result.x)
 
 
 @torch.no_grad()
@@ -383,37 +420,41 @@ def _logits(attacked: AttackedModel, images: Tensor, labels: Tensor) -> Tensor:
         logits = attacked.logits(images).detach()
     if logits.dim() != 2 or len(logits) != len(images) or logits.shape[1] < 2:
         raise ValueError(
-            "an attack needs a classifier, whose logits have shape (samples, classes), not "
+            "attacks need a classifier with logits of shape (samples, classes), got "
             f"{tuple(logits.shape)}"
         )
     if int(labels.max()) >= logits.shape[1]:
         raise ValueError(
-            f"label {int(labels.max())} is none of the model's {logits.shape[1]} classes"
+            f"labels must be below {logits.shape[1]}, the model's number of classes, got "
+            f"{int(labels.max())}"
         )
     return logits
 
 
 def _checked(images: Tensor, labels: Tensor, settings: AttackSettings) -> tuple[Tensor, Tensor]:
-    """Copies that nothing else shares, or an error that says what does not fit."""
+    """Return copies of images and labels; raise an error if they do not fit."""
     if not isinstance(images, Tensor) or not images.is_floating_point():
-        raise TypeError("images must be a tensor of floating-point numbers")
+        kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
+        raise TypeError(f"images must be a floating-point tensor, got {kind}")
     if images.dim() < 2 or len(images) == 0:
-        raise ValueError(f"images must be a batch of at least one, not {tuple(images.shape)}")
-    whole = isinstance(labels, Tensor) and not labels.is_floating_point()
-    if not whole or labels.shape != (len(images),) or int(labels.min()) < 0:
+        raise ValueError(
+            f"images must have shape (B, ...) with at least one image, got {tuple(images.shape)}"
+        )
+    is_integer = isinstance(labels, Tensor) and not labels.is_floating_point()
+    if not is_integer or labels.shape != (len(images),) or int(labels.min()) < 0:
         got = f"{tuple(labels.shape)} of {labels.dtype}" if isinstance(labels, Tensor) else labels
         raise ValueError(
-            f"labels must be {len(images)} whole numbers from 0, one for each image, not {got}"
+            f"labels must be {len(images)} non-negative integers, one per image, got {got}"
         )
     if not bool(torch.isfinite(images).all()):
-        raise ValueError("images hold NaN or Inf: nothing can be said about what is near them")
+        raise ValueError("images must be finite, got NaN or Inf")
     settings.check_eps(images.shape[1:])
     low, high = float(images.min()), float(images.max())
     if settings.clip is not None and not (settings.clip[0] <= low and high <= settings.clip[1]):
         raise ValueError(
-            f"images go from {low:.3g} to {high:.3g}, outside the range {settings.clip}: attack "
-            "images as they were before a normalization (create_model(..., normalize=(mean, std)) "
-            "puts it into the model), or give the range as clip, None for no range"
+            f"images must be within clip={settings.clip}, got values from {low:.3g} to {high:.3g}: "
+            "pass images before normalization (create_model(..., normalize=(mean, std)) makes it a "
+            "part of the model), or set clip to their range, or to None for no limits"
         )
     with torch.inference_mode(False):
         return images.detach().clone(), labels.detach().to(images.device, torch.int64).clone()

@@ -1,4 +1,4 @@
-"""Where an optimized input may lie: balls, boxes and what they share, with exact projections."""
+"""Constraints on optimized inputs: balls, boxes and their intersections, with exact projections."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from equilibria.solvers.convergence import row_norms
 
 Bound = float | Tensor
-NEWTON_STEPS = 60
-"""Safeguarded steps for the multiplier of the ball: a handful is the rule, bisection the worst."""
-LONGEST_SCALE = 1e3
-"""A region this many times longer than its inputs does not bound them."""
-SHARE_TOLERANCE = 32
-"""To how many units of rounding the ball's equation is solved; a sum of squares has that error."""
+MAX_NEWTON_STEPS = 60
+"""Limit of the safeguarded steps for the ball's multiplier. Bisection alone needs this many."""
+MAX_RELATIVE_SCALE = 1e3
+"""A region that is larger than its inputs by this factor does not bound them."""
+BALL_TOLERANCE = 32
+"""Tolerance of the ball's equation, in units of rounding; the error of a sum of squares."""
 
 
 class Constraint(ABC):
@@ -31,16 +31,29 @@ class Constraint(ABC):
 
     @abstractmethod
     def restrict(self, region: Region, x: Tensor) -> Region:
-        """What is left of `region`, for inputs of the shape of `x`."""
+        """Intersect `region` with this set, for inputs of the shape of `x`."""
 
     def region(self, x: Tensor) -> Region:
-        """The set for inputs like `x` (one row a problem); an empty one is an error."""
+        """Return the set for a batch of inputs.
+
+        Args:
+            x: Inputs, one row per problem; only shape, type and size are used.
+
+        Raises:
+            ValueError: If the set is empty for a row, or does not fit the shape of `x`.
+        """
         if x.dim() < 2:
-            raise ValueError(f"inputs are one row a problem, not of shape {tuple(x.shape)}")
+            raise ValueError(
+                f"inputs must have one row per problem, shape (problems, ...), got {tuple(x.shape)}"
+            )
         return self.restrict(Region.everything(x), x).checked()
 
     def project(self, x: Tensor) -> Tensor:
-        """The nearest point of the set, which is in it to the last bit."""
+        """Return the nearest point of the set, which satisfies the constraint exactly.
+
+        Args:
+            x: Inputs, one row per problem.
+        """
         return self.region(x).project(x.flatten(1)).reshape(x.shape)
 
     def __and__(self, other: Constraint) -> Intersection:
@@ -49,7 +62,11 @@ class Constraint(ABC):
 
 @dataclass(frozen=True, eq=False)
 class L2Ball(Constraint):
-    """‖x − center‖₂ ≤ radius for each input; `radius` is a number, or one for each.
+    """The set ‖x − center‖₂ ≤ radius, for each input.
+
+    Args:
+        center: Centers, in a shape that broadcasts to the inputs.
+        radius: Radius of all balls, or a tensor with one radius per input.
 
     Examples:
         >>> eq.L2Ball(torch.zeros(1, 2), 1.0).project(torch.tensor([[3.0, 4.0]]))
@@ -62,15 +79,19 @@ class L2Ball(Constraint):
     def restrict(self, region: Region, x: Tensor) -> Region:
         if region.ball is not None:
             raise ValueError(
-                "the intersection of two L2 balls has no projection here; use one L2Ball "
-                "together with boxes and LinfBalls"
+                "the intersection of two L2 balls is not supported, because its projection is not "
+                "implemented; use one L2Ball with any number of boxes and LinfBalls"
             )
         return replace(region, ball=(_center(self.center, x), _radius(self.radius, x)))
 
 
 @dataclass(frozen=True, eq=False)
 class LinfBall(Constraint):
-    """max |x − center| ≤ radius for each input; `radius` is a number, or one for each.
+    """The set max |x − center| ≤ radius, for each input.
+
+    Args:
+        center: Centers, in a shape that broadcasts to the inputs.
+        radius: Radius of all balls, or a tensor with one radius per input.
 
     Examples:
         >>> near = eq.LinfBall(torch.zeros(1, 2), 0.1) & eq.Box(0, 1)
@@ -84,7 +105,7 @@ class LinfBall(Constraint):
     def restrict(self, region: Region, x: Tensor) -> Region:
         center, radius = _center(self.center, x), _radius(self.radius, x)[:, None]
         low, high = center - radius, center + radius
-        # Rounding may have put the ends outside: one step of the format brings them back.
+        # Rounding may have moved the bounds out of the ball by one unit.
         low = torch.where(center - low > radius, torch.nextafter(low, center), low)
         high = torch.where(high - center > radius, torch.nextafter(high, center), high)
         return region.with_bounds(low, high)
@@ -92,7 +113,11 @@ class LinfBall(Constraint):
 
 @dataclass(frozen=True, eq=False)
 class Box(Constraint):
-    """low ≤ x ≤ high, with numbers or with tensors that fit the input.
+    """The set low ≤ x ≤ high, for each input.
+
+    Args:
+        low: Lower bound, a number or a tensor that broadcasts to the inputs.
+        high: Upper bound, a number or a tensor that broadcasts to the inputs.
 
     Examples:
         >>> eq.Box(0, 1).project(torch.tensor([[-0.5, 0.3, 2.0]]))
@@ -105,13 +130,13 @@ class Box(Constraint):
     def restrict(self, region: Region, x: Tensor) -> Region:
         low, high = _like(self.low, x, "low"), _like(self.high, x, "high")
         if not bool((low <= high).all()):
-            raise ValueError("a Box needs low <= high everywhere, and neither may be NaN")
+            raise ValueError("a Box must have low <= high in all entries, without NaN")
         return region.with_bounds(low, high)
 
 
 @dataclass(frozen=True)
 class Intersection(Constraint):
-    """What several constraints share: at most one L2 ball, and any number of the others."""
+    """Intersection of at most one L2 ball and any number of other constraints."""
 
     parts: Sequence[Constraint]
 
@@ -122,21 +147,21 @@ class Intersection(Constraint):
 
 
 def _like(value: Bound, x: Tensor, name: str) -> Tensor:
-    """A number or a tensor as one flat row a problem."""
+    """Broadcast a value to one flat row per problem."""
     tensor = torch.as_tensor(value, dtype=x.dtype, device=x.device).detach()
     try:
         return tensor.expand(x.shape).flatten(1)
     except RuntimeError:
         raise ValueError(
-            f"the {name} of a constraint has shape {tuple(tensor.shape)}, which does not fit "
-            f"inputs of shape {tuple(x.shape)}"
+            f"the {name} of a constraint must broadcast to the inputs of shape {tuple(x.shape)}, "
+            f"got shape {tuple(tensor.shape)}"
         ) from None
 
 
 def _center(value: Tensor, x: Tensor) -> Tensor:
     center = _like(value, x, "center")
     if not bool(torch.isfinite(center).all()):
-        raise ValueError("the center of a ball holds NaN or Inf: nothing is near such a point")
+        raise ValueError("the center of a ball must be finite, got NaN or Inf")
     return center
 
 
@@ -144,34 +169,39 @@ def _radius(value: Bound, x: Tensor) -> Tensor:
     radius = torch.as_tensor(value, dtype=x.dtype, device=x.device).detach()
     if radius.dim() > 1 or radius.numel() not in (1, len(x)):
         raise ValueError(
-            f"a radius is one number, or one for each of the {len(x)} inputs, not a tensor of "
-            f"shape {tuple(radius.shape)}"
+            f"radius must be a number, or a tensor with one entry for each of the {len(x)} inputs, "
+            f"got shape {tuple(radius.shape)}"
         )
     if not bool(((radius >= 0) & torch.isfinite(radius)).all()):
         raise ValueError(
-            f"a radius must not be negative, NaN or infinite in {x.dtype}, as {value} is; leave "
-            "out the ball where nothing bounds the inputs"
+            f"radius must be finite in {x.dtype} and not negative, got {value}; leave out the ball "
+            "if the inputs are unbounded"
         )
     return radius.expand(len(x))
 
 
 @dataclass(frozen=True)
 class Region:
-    """{x : ‖x − center‖ ≤ radius, low ≤ x ≤ high} for each row; without a ball it is None."""
+    """{x : ‖x − center‖ ≤ radius, low ≤ x ≤ high} for each row.
+
+    Attributes:
+        size: Unit of the step length of rows that nothing bounds.
+        low: Lower bounds, shape (rows, N).
+        high: Upper bounds, shape (rows, N).
+        ball: Center and radius, or None.
+    """
 
     size: Tensor
-    """The length in which steps are measured where nothing bounds the inputs, for each row."""
     low: Tensor
     high: Tensor
     ball: tuple[Tensor, Tensor] | None = None
-    """Center and radius."""
 
     @classmethod
     def everything(cls, x: Tensor) -> Region:
         flat = x.detach().flatten(1)
         length = row_norms(flat).nan_to_num(nan=0.0, posinf=0.0)
-        most = torch.full_like(flat, torch.inf)
-        return cls(length.clamp_min(max(flat.shape[1], 1) ** 0.5), -most, most)
+        infinite = torch.full_like(flat, torch.inf)
+        return cls(length.clamp_min(max(flat.shape[1], 1) ** 0.5), -infinite, infinite)
 
     @property
     def is_everything(self) -> bool:
@@ -181,31 +211,31 @@ class Region:
         return replace(self, low=torch.maximum(low, self.low), high=torch.minimum(high, self.high))
 
     def checked(self) -> Region:
-        """The region itself, or an error where it is empty for some row."""
+        """Return the region; raise `ValueError` if it is empty for a row."""
         empty = (self.low > self.high).any(dim=1)
         if bool(empty.any()):
             raise ValueError(
-                f"the bounds contradict each other for {int(empty.sum())} of {len(empty)} "
-                "inputs: no input satisfies the constraint"
+                f"the constraint is empty for {int(empty.sum())} of {len(empty)} inputs: a lower "
+                "bound exceeds an upper bound; enlarge the boxes or LinfBalls"
             )
         if self.ball is not None:
             center, radius = self.ball
             missed = _distance(self.clamp(center), center) > radius.double()
             if bool(missed.any()):
                 raise ValueError(
-                    f"the ball misses the box for {int(missed.sum())} of {len(missed)} inputs: no "
-                    "input satisfies the constraint; move the center into the box or raise the "
-                    "radius"
+                    f"the constraint is empty for {int(missed.sum())} of {len(missed)} inputs: the "
+                    "ball does not reach the box; move the center into the box or raise the radius"
                 )
         return self
 
     @property
     def scale(self) -> Tensor:
-        """A length in which steps in the region are measured, for each row.
+        """Unit of the step length, for each row.
 
-        Half the box's diagonal or the ball's radius, unless that is so long that it bounds nothing.
+        Half the diagonal of the box or the radius of the ball, unless these are too large to bound
+        anything.
         """
-        longest = LONGEST_SCALE * self.size
+        longest = MAX_RELATIVE_SCALE * self.size
         half = row_norms(self.high - self.low) / 2
         scale = torch.where(half <= longest, half, torch.inf)
         if self.ball is not None:
@@ -214,7 +244,7 @@ class Region:
         return scale.clamp_min(torch.finfo(scale.dtype).tiny)
 
     def project(self, y: Tensor) -> Tensor:
-        """The nearest point of the region, differentiable in `y`; in it to the last bit."""
+        """Return the nearest point of the region, exactly in it and differentiable in `y`."""
         clamped = self.clamp(y)
         if self.ball is None:
             return clamped
@@ -231,10 +261,10 @@ class Region:
         """Return t with ‖clamp(c + t (y − c)) − c‖ = radius, for rows outside the ball.
 
         The projection onto ball and box is clamp(c + t (y − c)) with t = 1/(1 + λ), λ the ball's
-        multiplier; the distance from c grows with t. Newton's steps inside a bracket find t; one
-        more, in the graph, carries its derivative. In double precision, and units of the radius:
-        the square of a radius may be zero or infinite.
+        multiplier; the distance from c grows with t. Newton's method inside a bracket finds t. One
+        more step, in the graph, gives its derivative.
         """
+        # Double precision and units of the radius, whose square may underflow or overflow.
         assert self.ball is not None
         center, radius = (tensor.double() for tensor in self.ball)
         unit = radius.clamp_min(torch.finfo(radius.dtype).tiny)[:, None]
@@ -242,7 +272,7 @@ class Region:
         low, high = ((bound.double() - center) / unit for bound in (self.low, self.high))
 
         def excess_at(share: Tensor, scaled: Tensor) -> tuple[Tensor, Tensor]:
-            """‖clamp(t (y − c))‖² − 1 and its derivative in t."""
+            """Return ‖clamp(t (y − c))‖² − 1 and its derivative in t."""
             moved = share[:, None] * scaled
             clamped = torch.clamp(moved, low, high)
             free = torch.where(clamped == moved, scaled, 0.0)
@@ -251,9 +281,9 @@ class Region:
         fixed = scaled.detach()
         share = (1 / row_norms(fixed)).clamp_max(1)
         below, above = torch.zeros_like(share), torch.ones_like(share)
-        for _ in range(NEWTON_STEPS):
+        for _ in range(MAX_NEWTON_STEPS):
             excess, slope = excess_at(share, fixed)
-            far = excess.abs() > SHARE_TOLERANCE * torch.finfo(offset.dtype).eps
+            far = excess.abs() > BALL_TOLERANCE * torch.finfo(offset.dtype).eps
             if not bool((outside & far).any()):
                 break
             above = torch.where(excess > 0, share, above)
@@ -268,13 +298,13 @@ class Region:
         return share.to(offset.dtype)
 
     def _pulled_in(self, point: Tensor) -> Tensor:
-        """Rows that rounding has left outside the ball, moved in by as little as it takes."""
+        """Move rows that are outside the ball by rounding inward, as little as possible."""
         assert self.ball is not None
         center, radius = self.ball
         anchor = self.clamp(center)
         step = torch.finfo(point.dtype).eps
         while True:
-            # The norm in the format of the numbers must agree, where it has one.
+            # The norm in the type of the inputs must agree, unless it overflows.
             rough = row_norms(point - center).nan_to_num(posinf=0.0)
             outside = (_distance(point, center) > radius.double()) | (rough > radius)
             outside = outside[:, None]
@@ -286,7 +316,7 @@ class Region:
             step *= 2
 
     def clamp(self, y: Tensor) -> Tensor:
-        """The nearest point within the bounds, whatever the ball."""
+        """Return the nearest point within the bounds, ignoring the ball."""
         return torch.clamp(y, self.low, self.high)
 
 

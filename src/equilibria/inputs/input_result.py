@@ -17,56 +17,66 @@ from equilibria.solvers.solution import describe
 class InputResult:
     """Optimized inputs with their equilibria, adjoints and true losses.
 
-    Per-problem tensors have one entry per row of x0. The losses are those at equilibria that were
-    solved anew, tightly, at the inputs themselves.
+    A problem is one row of x0 with its samples. With `verify` the losses are computed at
+    equilibria that are solved to a tight tolerance after the search.
+
+    Attributes:
+        x: Optimized inputs, in the shape of x0. They satisfy the constraint exactly.
+        state: z*, the equilibrium at x.
+        adjoint: μ = (I − Jᵀ)⁻¹ ∂ℓ/∂z at x; the μ of the search if `polish=False`.
+        loss: ℓ of each problem at the equilibrium of x; NaN where the solve for it failed.
+        initial_loss: ℓ of each problem at the equilibrium of x0; NaN where the solve failed.
+        status: `Status` code of each problem.
+        state_residual: ‖T(z; x) − z‖/‖T(z; x)‖ of each problem, or the residual of the solve for z
+            if that is smaller.
+        adjoint_residual: ‖Jᵀμ + ∂ℓ/∂z − μ‖/‖Jᵀμ + ∂ℓ/∂z‖ of each problem, or the residual of the
+            solve for μ if that is smaller.
+        input_residual: ‖x − Π(x − α d)‖ of each problem, the length of a step of x, relative to
+            the size of the constraint (of x0 if there is none).
+        iterations: Number of steps of x of each problem.
+        evaluations: Calls of T in the search, each for the whole batch.
+        vjps: Vector-Jacobian products with T in the search and for μ.
+        check_evaluations: Calls of T for the true losses before and after the search.
+        engine: Name of the engine.
+        tolerance: Relative residual at which a problem has converged.
+        problem: The problem that was solved; `optimal_value` and `optimal_input` use it.
+        visited: One of the pairs (x, z) of the search, drawn uniformly, if `visit` was set.
+        remedy: What to do about problems without a loss.
 
     Examples:
         >>> model, image = eq.load("digits-opteq"), eq.data.load_digits().test.images[:1]
-        >>> found = eq.optimize_input(model, lambda y: y[:, 3], image, iterations=5)
-        >>> found.x.shape, found.iterations
+        >>> result = eq.optimize_input(model, lambda y: y[:, 3], image, iterations=5)
+        >>> result.x.shape, result.iterations
         (torch.Size([1, 1, 8, 8]), tensor([5]))
     """
 
     x: Tensor
-    """The inputs; they satisfy the constraint exactly."""
     state: State
-    """z*, the equilibrium at x."""
     adjoint: State
-    """μ = (I − Jᵀ)⁻¹ ∂ℓ/∂z at x (that of the search where `polish=False`)."""
     loss: Tensor
-    """ℓ at the equilibrium of x; NaN where that was not found."""
     initial_loss: Tensor
-    """ℓ at the equilibrium of x0; NaN where that was not found."""
     status: Tensor
     state_residual: Tensor
-    """‖T(z; x) − z‖/‖T(z; x)‖, or that of the solve for z if it is smaller."""
     adjoint_residual: Tensor
-    """‖Jᵀμ + ∂ℓ/∂z − μ‖/‖Jᵀμ + ∂ℓ/∂z‖, or that of the solve for μ if it is smaller."""
     input_residual: Tensor
-    """‖x − Π(x − α d)‖, a step of x, relative to the size of the constraint (or of x0)."""
     iterations: Tensor
     evaluations: int
-    """Calls of T in the search, each for the whole batch."""
     vjps: int
-    """Pull-backs through T in the search and for μ."""
     check_evaluations: int
-    """Calls of T for the true losses before and after."""
     engine: str
     tolerance: float
     problem: InputProblem = field(repr=False)
     visited: tuple[Tensor, State] | None = None
-    """One of the pairs (x, z) along the way, each as likely, where `visit` asked for it."""
     remedy: str = ""
-    """What to do where an equilibrium was not found, so that there is no loss."""
 
     @property
     def converged(self) -> Tensor:
-        """Whether each sample converged, shape (B,)."""
+        """Whether each problem converged, shape (problems,)."""
         return self.status == int(Status.CONVERGED)
 
     @property
     def residual(self) -> Tensor:
-        """The largest of the three residuals of each problem."""
+        """Largest of the three residuals of each problem, shape (problems,)."""
         kinds = (self.state_residual, self.adjoint_residual, self.input_residual)
         return torch.stack(kinds).amax(dim=0)
 
@@ -76,7 +86,7 @@ class InputResult:
         See Eq. 27.
 
         Args:
-            model: Model whose parameters the penalty reaches; None: the one that was searched.
+            model: Model whose parameters the penalty reaches; by default the model of the search.
         """
         if self.visited is not None:
             x, state = self.visited
@@ -92,19 +102,23 @@ class InputResult:
         return outputs
 
     def message(self, problem: int) -> str:
-        """A sentence on how one problem ended, with the remedy."""
+        """Return a sentence on how one problem ended, with the remedy.
+
+        Args:
+            problem: Index of the problem.
+        """
         status, count = Status(int(self.status[problem])), int(self.iterations[problem])
         unsolved = not float(self.state_residual[problem]) <= SMALL_RESIDUAL
         if self.remedy and unsolved and bool(self.loss[problem].isnan()):
             return (
-                "its equilibrium was not found: the solve at x ended at a relative residual of "
-                f"{float(self.state_residual[problem]):.1e}, so its loss is NaN; {self.remedy}"
+                "the loss is NaN, because the solve for the equilibrium ended at a relative "
+                f"residual of {float(self.state_residual[problem]):.1e}; {self.remedy}"
             )
         if status is Status.DIVERGED:
             return (
-                f"diverged after {count} iterations: x0 or the loss there is NaN or Inf, or a step "
-                "left the region where the model is defined; check x0 and what the loss is made "
-                "of, lower step_size or add a constraint"
+                f"diverged after {count} iterations: x0 or its loss is NaN or Inf, or a step left "
+                "the region where the model is defined; check x0 and the loss function, lower "
+                "step_size, or add a constraint"
             )
         return describe(
             status,
@@ -116,12 +130,13 @@ class InputResult:
         )
 
     def summary(self) -> str:
-        """One line on all problems, with the remedy for the worst of them."""
+        """Return one line on all problems, with the remedy for the worst of them."""
         total, done = self.status.numel(), int(self.converged.sum())
         worst = int(torch.argmax(self.status))
         tail = "" if done == total else f"; problem {worst}: {self.message(worst)}"
         return (
             f"{done} of {total} inputs converged ({self.engine}); mean loss "
             f"{float(self.initial_loss.nanmean()):.4g} → {float(self.loss.nanmean()):.4g} in "
-            f"{self.evaluations} evaluations of the map and {self.vjps} pull-backs{tail}"
+            f"{self.evaluations} evaluations of the map and {self.vjps} vector-Jacobian products"
+            f"{tail}"
         )

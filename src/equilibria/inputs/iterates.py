@@ -20,7 +20,7 @@ class JointIterate:
 
     def where(self, rows: Tensor, other: JointIterate, groups: Groups) -> JointIterate:
         """Return this iterate in the problems `rows`, and `other` elsewhere."""
-        # All rows or none is the rule, and choosing among them copies everything.
+        # The mask usually holds all rows or none, and `torch.where` copies everything.
         if bool(rows.all()):
             return self
         if not bool(rows.any()):

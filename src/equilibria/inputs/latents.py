@@ -1,4 +1,4 @@
-"""Models as generators of images, and the latents that explain images best."""
+"""Models as generators of images, and the search for the latents of images."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ from equilibria.registry import check_at_least_one, check_not_negative, check_po
 from equilibria.solvers import Picard
 
 Measurement = Callable[[Tensor], Tensor]
-"""A: from images to what is measured of them, sample by sample."""
+"""A, from images to measured values, sample by sample."""
 ADAM = Engine(name="adam", rule="adam", sweeps=3)
-"""Adam on the latents of an explicit generator: after three sweeps z and μ are exact."""
+"""Adam on the latents of an explicit generator. Three sweeps make z and μ exact."""
 
 
 @dataclass(frozen=True)
 class Prior:
-    """−weight · ln p(x): what is known of latents beside a measurement.
+    """Prior −weight · ln p(x) of latents, added to the misfit of a measurement.
 
-    With noise of variance σ² and a weight of 2σ² the search ends at the most probable latent (MAP).
+    For noise of variance σ² and weight 2σ² the minimizer is the most probable latent (MAP).
 
-    log_density: ln p of each latent, differentiable, as `Density.log_likelihood` is.
+    Args:
+        log_density: Function from latents to ln p of each, differentiable, such as
+            `Density.log_likelihood`.
+        weight: Weight of the prior, positive.
 
     Examples:
         >>> normal = eq.inputs.Prior(lambda x: -0.5 * x.square().sum(dim=1), weight=2.0)
@@ -50,10 +53,14 @@ class Prior:
 
 
 class ExplicitGenerator(nn.Module):
-    """A generator without an equilibrium, in the form that input optimization takes.
+    """A generator without an equilibrium, in the form that input optimization needs.
 
-    The decoder is the stem; T(z; x) = stem(x) does not depend on z, so that one evaluation is the
+    The decoder is the stem. T(z; x) = stem(x) does not depend on z, so one evaluation gives the
     equilibrium, and μ is the gradient of the loss.
+
+    Args:
+        model: Decoder from latents to images, or a model with a `decode` method.
+        latent_dim: Size of a latent.
 
     Examples:
         >>> from equilibria.inputs.latents import ExplicitGenerator
@@ -80,12 +87,11 @@ class ExplicitGenerator(nn.Module):
 
 
 def _image(z: Tensor, x: Tensor) -> Tensor:
-    """T(z; x) = x."""
     return x
 
 
 def is_generator(model: nn.Module) -> bool:
-    """Whether a model itself maps latents, by an equilibrium, to images.
+    """Whether a model maps latents to images by an equilibrium layer.
 
     Examples:
         >>> from equilibria.inputs.latents import is_generator
@@ -98,9 +104,14 @@ def is_generator(model: nn.Module) -> bool:
 
 
 def generator_of(model: nn.Module, *, explicit: bool = True) -> nn.Module:
-    """The generator in a model: itself, its `decoder`, or its `decode` method.
+    """Return the generator in a model: the model, its `decoder`, or its `decode` method.
 
-    A model without an equilibrium must say its `latent_dim`; explicit=False refuses it.
+    Args:
+        model: Generator or autoencoder. Without an equilibrium it needs a `latent_dim`.
+        explicit: Whether models without an equilibrium are accepted.
+
+    Raises:
+        TypeError: If the model has no generator of an accepted kind.
 
     Examples:
         >>> from equilibria.inputs.latents import generator_of
@@ -116,20 +127,19 @@ def generator_of(model: nn.Module, *, explicit: bool = True) -> nn.Module:
         return decoder
     if not explicit:
         raise TypeError(
-            f"{type(model).__name__} is no EquilibriumDecoder: JIIO finds the latents of "
-            "equilibrium decoders (mdeq-decoder, opteq-decoder) and of autoencoders that have one "
-            "(mdeq-vae)"
+            f"{type(model).__name__} is no EquilibriumDecoder: JIIO needs an equilibrium decoder "
+            "(mdeq-decoder, opteq-decoder) or an autoencoder that has one (mdeq-vae)"
         )
     if isinstance(size := getattr(model, "latent_dim", None), int):
         return ExplicitGenerator(model, size)
     raise TypeError(
-        f"{type(model).__name__} is no generator of images: it needs a `latent_dim`, and maps "
-        "latents of that size to images by itself, by its `decoder` or by its `decode`"
+        f"{type(model).__name__} is no generator of images: it needs a `latent_dim`, and its "
+        "`forward`, `decoder` or `decode` must map latents of that size to images"
     )
 
 
 def zero_latents(generator: nn.Module, images: Tensor) -> Tensor:
-    """A latent of each image to start a search from, where the generator lives."""
+    """Return one latent per image, all zero, on the generator's device."""
     size = generator.latent_dim
     assert isinstance(size, int)
     parameter = next(generator.parameters(), images)
@@ -138,7 +148,18 @@ def zero_latents(generator: nn.Module, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def decode(model: nn.Module, latents: Tensor, *, batch: int = 256) -> Tensor:
-    """The images of latent vectors, in batches.
+    """Decode latents into images, in batches.
+
+    Args:
+        model: Generator or autoencoder.
+        latents: Latents, shape (B, latent_dim).
+        batch: Number of latents that are decoded at once.
+
+    Returns:
+        Images, shape (B, C, H, W).
+
+    Raises:
+        TypeError: If the model has no generator.
 
     Examples:
         >>> from equilibria.models.generators.decoders import opteq_decoder
@@ -148,26 +169,30 @@ def decode(model: nn.Module, latents: Tensor, *, batch: int = 256) -> Tensor:
     """
     generator = generator_of(model)
     check_at_least_one(batch=batch)
-    return torch.cat([generator(some) for some in torch.split(latents, batch)])
+    return torch.cat([generator(part) for part in torch.split(latents, batch)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSearch:
-    """How the latents of images are searched for: x = argmin ‖ŷ − A h(z*)‖² + ridge ‖x‖² (Eq. 22).
+    """Settings of the search x = argmin ‖ŷ − A h(z*)‖² + ridge ‖x‖² for latents (Eq. 22).
 
-    engine: of `optimize_input`; "auto" is "secant" for equilibria and Adam for explicit networks.
-    ridge: ridge·‖x‖² is added to the misfit. Where latents are N(0, I), as a VAE's, the variance of
-        the noise makes the result the most probable latent.
-    iterations: largest number of steps of x.
-    sweeps, step_size, tolerance: of `SearchSettings`.
+    Args:
+        engine: Engine of `optimize_input`; "auto" is "secant" for equilibria and Adam for explicit
+            networks.
+        iterations: Largest number of steps of x.
+        ridge: Factor of ‖x‖², which is added to the misfit. For latents that are N(0, I), such as a
+            VAE's, the variance of the noise gives the most probable latent.
+        sweeps: As in `SearchSettings`.
+        step_size: As in `SearchSettings`.
+        tolerance: As in `SearchSettings`.
 
     Examples:
         >>> decoder = eq.load("mnist-generator")
         >>> image = decoder(torch.zeros(1, 24)).detach()
         >>> from equilibria.inputs.latents import LatentSearch
         >>> search = LatentSearch(iterations=3)
-        >>> found = search.run(decoder, image, start=torch.ones(1, 24))
-        >>> bool(found.loss < found.initial_loss)
+        >>> result = search.run(decoder, image, start=torch.ones(1, 24))
+        >>> bool(result.loss < result.initial_loss)
         True
     """
 
@@ -190,7 +215,7 @@ class LatentSearch:
             get_engine(self.engine)
 
     def options(self) -> dict[str, Any]:
-        """Those of the search alone, where a task has more."""
+        """Return the fields of `LatentSearch`, without those that a subclass adds."""
         return {field.name: getattr(self, field.name) for field in fields(LatentSearch)}
 
     def run(
@@ -204,15 +229,15 @@ class LatentSearch:
         prior: Prior | None = None,
         **settings: Any,
     ) -> InputResult:
-        """Search for the latents that explain measurements best.
+        """Search for the latents whose images fit the measurements best.
 
         Args:
             generator: Generator of images, as `generator_of` returns it.
             measured: Measured values, one row per image.
-            measurement: The operator A; None where the images themselves are given.
-            start: Latents to start from; None starts at zero.
+            measurement: The operator A; None if `measured` are images.
+            start: Latents to start from; by default zeros.
             noise: Standard deviation of the noise in the measurements. The search ends once the
-                misfit is what such noise explains (the discrepancy principle).
+                misfit is at most the expected norm of the noise (the discrepancy principle).
             prior: Prior of the latents, added to the misfit.
             **settings: Further fields of `SearchSettings`, such as `check_tolerance`.
         """
@@ -226,17 +251,17 @@ class LatentSearch:
         if start is not None:
             if start.shape != first.shape:
                 raise ValueError(
-                    f"start must hold a latent for each image, shape {tuple(first.shape)}, not "
+                    f"start must hold one latent per image, shape {tuple(first.shape)}, got "
                     f"{tuple(start.shape)}"
                 )
             first = start.to(first)
 
         def loss(images: Tensor) -> Tensor:
-            """‖ŷ − A·‖² of each image, less what noise explains."""
-            left = misfit(images, measured, measurement)
+            """Return ‖ŷ − A·images‖² less its expected value for noise, at least zero."""
+            error = misfit(images, measured, measurement)
             if not noise:
-                return left
-            return (left - noise**2 * entries(measured, measurement)).clamp_min(0)
+                return error
+            return (error - noise**2 * entries(measured, measurement)).clamp_min(0)
 
         engine = self.engine
         if engine == "auto":
@@ -260,10 +285,16 @@ class LatentSearch:
 def find_latents(
     decoder: nn.Module, images: Tensor, *, start: Tensor | None = None, **search: Any
 ) -> InputResult:
-    """x_i = argmin ‖y_i − D(x)‖² + ridge ‖x‖² for each image (the inner problem of Eq. 20).
+    """Find x_i = argmin ‖y_i − D(x)‖² + ridge ‖x‖² for each image (the inner problem of Eq. 20).
 
-    start: where the search begins; None: at zero, as in the paper.
-    search: the options of `LatentSearch`, by default 40 iterations of "secant".
+    Args:
+        decoder: D, an equilibrium decoder.
+        images: Images y, shape (B, C, H, W).
+        start: Latents to start from; by default zeros, as in the paper.
+        **search: Options of `LatentSearch`; by default 40 iterations of "secant".
+
+    Returns:
+        The latents as `x`, with their losses and whether each search converged.
 
     Examples:
         >>> from equilibria.models.generators.decoders import opteq_decoder
@@ -276,7 +307,7 @@ def find_latents(
 
 
 def squared_error(outputs: Tensor, images: Tensor) -> Tensor:
-    """‖y − ŷ‖² of each image, the sum over its pixels.
+    """Return ‖y − ŷ‖² of each image, the sum over its pixels.
 
     Examples:
         >>> from equilibria.inputs.latents import squared_error
@@ -285,14 +316,14 @@ def squared_error(outputs: Tensor, images: Tensor) -> Tensor:
     """
     if outputs.shape != images.shape:
         raise ValueError(
-            f"the model draws images of shape {tuple(outputs.shape)}, but these have "
-            f"{tuple(images.shape)}: set in_channels and image_size to those of the images"
+            f"the model generates images of shape {tuple(outputs.shape)}, but the given images "
+            f"have shape {tuple(images.shape)}: set the model's in_channels and image_size to match"
         )
     return (outputs - images).square().flatten(1).sum(dim=1)
 
 
 def misfit(images: Tensor, measured: Tensor, measurement: Measurement | None = None) -> Tensor:
-    """‖ŷ − A·images‖² of each image.
+    """Return ‖ŷ − A·images‖² of each image.
 
     Examples:
         >>> from equilibria.inputs.latents import misfit
@@ -301,22 +332,22 @@ def misfit(images: Tensor, measured: Tensor, measurement: Measurement | None = N
     """
     if measurement is None:
         return squared_error(images, measured)
-    seen = measurement(images)
-    if seen.shape != measured.shape:
+    values = measurement(images)
+    if values.shape != measured.shape:
         raise ValueError(
-            f"the measurement makes {tuple(seen.shape)} of images {tuple(images.shape)}, but the "
-            f"measured values have shape {tuple(measured.shape)}"
+            f"the measurement maps images of shape {tuple(images.shape)} to shape "
+            f"{tuple(values.shape)}, but the measured values have shape {tuple(measured.shape)}"
         )
-    return squared_error(seen, measured)
+    return squared_error(values, measured)
 
 
 def entries(measured: Tensor, measurement: Measurement | None = None) -> Tensor:
-    """How many numbers were measured of each image.
+    """Return the number of measured values of each image.
 
     Examples:
-        >>> left = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+        >>> mask = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
         >>> from equilibria.inputs.latents import entries
-        >>> entries(torch.rand(1, 1, 2, 2), eq.operators.Mask(left[None, None]))
+        >>> entries(torch.rand(1, 1, 2, 2), eq.operators.Mask(mask[None, None]))
         tensor([2.])
     """
     return about(measurement).counted(measured).flatten(1).sum(dim=1)

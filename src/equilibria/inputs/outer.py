@@ -1,4 +1,4 @@
-"""Gradients of what was optimized, with respect to the model's parameters."""
+"""Gradients of optimal inputs and optimal losses in the model's parameters."""
 
 from __future__ import annotations
 
@@ -19,18 +19,24 @@ Outer = Literal["implicit", "detached"]
 
 
 def optimal_value(result: InputResult) -> Tensor:
-    """The optimal loss of each problem, differentiable in the model's parameters (Eq. 19).
+    """Return the optimal loss of each problem, differentiable in the parameters (Eq. 19).
 
-    Its value is ℓ at the result; its gradient is that of ℓ + μᵀ(T − z) at fixed (x, z, μ). By the
-    envelope theorem that is the gradient of min_x ℓ, whatever the constraint, where x is optimal;
-    elsewhere it is the gradient of ℓ at that x. For training by the same loss, or by its negative,
-    as adversarial training does. Needs the polished μ: with that of a search that was cut short
-    the gradient can point the wrong way.
+    The value is ℓ at the result. The gradient is that of ℓ + μᵀ(T − z) at fixed (x, z, μ). If x is
+    optimal, this is the gradient of min_x ℓ for any constraint, by the envelope theorem; otherwise
+    it is the gradient of ℓ at x. Use it to train with the loss of the search or its negative, as
+    adversarial training does. It needs `polish=True`: with the μ of a search that did not converge
+    the gradient can have the wrong direction.
+
+    Args:
+        result: Result of `optimize_input`.
+
+    Returns:
+        Losses, shape (problems,).
 
     Examples:
         >>> model, image = eq.load("digits-opteq"), eq.data.load_digits().test.images[:1]
-        >>> found = eq.optimize_input(model, lambda y: y[:, 3], image, iterations=2)
-        >>> eq.inputs.optimal_value(found).sum().backward()
+        >>> result = eq.optimize_input(model, lambda y: y[:, 3], image, iterations=2)
+        >>> eq.inputs.optimal_value(result).sum().backward()
         >>> bool(model.head.classifier.weight.grad.abs().sum() > 0)
         True
     """
@@ -51,49 +57,60 @@ def optimal_input(
     max_iterations: int = 500,
     strict: bool = True,
 ) -> Tensor:
-    """The optimized x, attached to the model's parameters, for any outer loss.
+    """Return the optimized x, differentiable in the model's parameters, for any outer loss.
 
-    "implicit" differentiates the KKT conditions (Eqs. 14 to 17), active constraints included, by
-    one linear solve in the backward pass; it needs a converged result, second derivatives of the
-    map and the loss, and a minimum that is not flat. "detached" takes x as a constant. What the
-    outer loss depends on besides x, such as model(x), differentiates as always:
+    Other dependencies of the outer loss on the parameters are differentiated as usual:
 
         x = optimal_input(result)
         outer_loss(model(x)).backward()
 
-    The gradient is of first order. strict: raise where the linear solve does not converge, or
-    where the inner problem has not.
+    Args:
+        result: Result of `optimize_input`.
+        outer: "implicit" differentiates the KKT conditions (Eqs. 14 to 17), including active
+            constraints, by one linear solve in the backward pass. It needs a converged result,
+            second derivatives of the map and the loss, and a minimum that is not flat. "detached"
+            treats x as a constant.
+        tolerance: Relative residual of the linear solve.
+        max_iterations: Limit of the iterations of the linear solve.
+        strict: Raise an error if the search or the linear solve did not converge.
+
+    Returns:
+        x in the shape of x0. It can be differentiated once.
+
+    Raises:
+        ConvergenceError: If `strict` is set and the search has not converged, or, in the backward
+            pass, the linear solve has not.
 
     Examples:
         >>> model, image = eq.load("digits-opteq"), eq.data.load_digits().test.images[:1]
-        >>> found = eq.optimize_input(model, lambda y: y[:, 3], image, iterations=2)
-        >>> eq.inputs.optimal_input(found, "detached").requires_grad
+        >>> result = eq.optimize_input(model, lambda y: y[:, 3], image, iterations=2)
+        >>> eq.inputs.optimal_input(result, "detached").requires_grad
         False
     """
     if outer == "detached":
         return result.x.detach()
     if outer != "implicit":
-        raise ValueError(f"outer must be 'implicit' or 'detached', not {outer!r}")
+        raise ValueError(f"outer must be 'implicit' or 'detached', got {outer!r}")
     if strict and not bool(result.converged.all()):
         raise ConvergenceError(
-            "the implicit gradient of an optimum needs one that has converged: "
-            f"{result.summary()}. Pass strict=False to differentiate all the same"
+            f"the implicit gradient needs a converged search: {result.summary()}. Pass "
+            "strict=False to compute the gradient anyway"
         )
     system = _KKT(result)
     with torch.enable_grad():
         residual = system.residual(system.point, create_graph=True)
 
     def solve(rhs: Tensor) -> Tensor:
-        found = gmres(
+        solution = gmres(
             system.transposed(),
             rhs,
             tolerance=max(tolerance, 10 * torch.finfo(rhs.dtype).eps),
             max_iterations=max_iterations,
             restart=min(max_iterations, rhs.shape[1], 200),
         )
-        if strict and not bool(found.converged.all()):
-            raise ConvergenceError(f"implicit differentiation of the optimum: {found.summary()}")
-        return found.value
+        if strict and not bool(solution.converged.all()):
+            raise ConvergenceError(f"implicit differentiation of the optimum: {solution.summary()}")
+        return solution.value
 
     attached: Tensor = _SolveInBackward.apply(residual, solve)  # type: ignore[no-untyped-call]
     inputs = attached[:, -result.x[0].numel() :]
@@ -110,18 +127,18 @@ class _KKT:
         self.problem: InputProblem = result.problem
         groups, packing = self.problem.groups, self.problem.packing
         z, mu = (packing.pack(_detached(s)) for s in (result.state, result.adjoint))
-        # In units in which μ is about as large as z, whatever the unit of the loss.
+        # Scale the loss such that μ is about as large as z.
         size = groups.norm(mu)
         self.unit = torch.where(size > 0, groups.norm(z).clamp_min(1e-30) / size, 1.0)
         mu = mu * groups.to_samples(self.unit)[:, None]
         self.point = groups.join_all(z, mu, result.x.detach().flatten(1))
 
     def residual(self, point: Tensor, *, create_graph: bool) -> Tensor:
-        """F(v), in the graph of v and of the parameters."""
+        """Return F(v), in the graph of v and of the parameters."""
         problem, groups = self.problem, self.problem.groups
         z_rows, mu_rows, x = groups.split_all(point, self.problem.input_shape[1:].numel())
         if not point.requires_grad:
-            # A derivative in z and x is part of F itself.
+            # F itself contains derivatives in z and x.
             z_rows, x = z_rows.detach().requires_grad_(), x.detach().requires_grad_()
         state: State = problem.packing.unpack(z_rows)
         shaped = x.reshape(problem.input_shape)
@@ -138,7 +155,7 @@ class _KKT:
         return groups.join_all(problem.packing.pack(image), adjoint, moved)
 
     def transposed(self) -> Callable[[Tensor], Tensor]:
-        """Apply u ↦ (I − ∂F/∂v)ᵀ u."""
+        """Return the operator u ↦ (I − ∂F/∂v)ᵀ u."""
         with torch.enable_grad():
             leaf = self.point.detach().requires_grad_()
             image = self.residual(leaf, create_graph=True)
@@ -151,7 +168,7 @@ class _KKT:
 
 
 class _SolveInBackward(torch.autograd.Function):
-    """The identity, whose gradient passes through a linear solve."""
+    """Identity whose backward pass solves a linear system."""
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor, solve: Callable[[Tensor], Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Input optimization as one problem: z = T(z; x), its adjoint, and the gradient in x."""
+"""The problem of input optimization: z = T(z; x), its adjoint, and the gradient in x."""
 
 from __future__ import annotations
 
@@ -26,61 +26,69 @@ from equilibria.solvers import SAM, Solution, Status, conjugate_gradients, gmres
 from equilibria.solvers.linear.base import LinearSolution
 
 Loss = Callable[[Tensor], Tensor]
-"""From the model's outputs to one number a sample."""
+"""From the model's outputs to one number per sample."""
 Penalty = Callable[[Tensor], Tensor]
-"""From the inputs to one number an input."""
+"""From the inputs to one number per input."""
 
 SMALL_RESIDUAL = 1e-2
-"""Relative residual of z above which the loss at z says nothing of the loss at the equilibrium."""
-LONGER = 10
-"""Limit of the products of conjugate gradients, as a multiple of that of GMRES before them."""
+"""Relative residual of z above which the loss at z does not approximate that at the equilibrium."""
+CG_ITERATIONS_FACTOR = 10
+"""Limit of the iterations of conjugate gradients, as a multiple of that of GMRES before."""
 
 
 @dataclass(frozen=True)
 class JointEvaluation:
-    """One evaluation of T with one pull-back: all three rows of Eq. 11, without step sizes."""
+    """One evaluation of T with one pull-back: all three rows of Eq. 11, without step sizes.
+
+    Attributes:
+        image: T(z; x), one row per sample.
+        adjoint: Jᵀμ + ∂ℓ/∂z, one row per sample.
+        gradient: ∂/∂x of ℓ + μᵀT, one row per problem.
+        loss: ℓ of each problem at this z, converged or not.
+        state_residual: ‖T(z; x) − z‖/‖T(z; x)‖ of each problem.
+        adjoint_residual: The same for μ.
+        finite: Whether all these values of a problem are finite.
+    """
 
     image: Tensor
-    """T(z; x), one row a sample."""
     adjoint: Tensor
-    """Jᵀμ + ∂ℓ/∂z, one row a sample."""
     gradient: Tensor
-    """∂/∂x of ℓ + μᵀT, one row a problem."""
     loss: Tensor
-    """ℓ of each problem at this z, converged or not."""
     state_residual: Tensor
-    """‖T(z; x) − z‖/‖T(z; x)‖ of each problem."""
     adjoint_residual: Tensor
-    """The same of μ."""
     finite: Tensor
-    """Whether all of this is finite, for each problem."""
 
     def where(self, rows: Tensor, other: JointEvaluation, groups: Groups) -> JointEvaluation:
-        """Take these values in the problems `rows`, and those of `other` elsewhere."""
-        of_samples = groups.to_samples(rows)
+        """Return these values in the problems `rows`, and those of `other` elsewhere."""
+        samples = groups.to_samples(rows)
 
-        def chosen(name: str) -> Tensor:
-            own: Tensor = getattr(self, name)
-            mask = of_samples if name in ("image", "adjoint") else rows
-            return torch.where(mask.reshape(-1, *(1,) * (own.dim() - 1)), own, getattr(other, name))
+        def selected(name: str) -> Tensor:
+            values: Tensor = getattr(self, name)
+            mask = samples if name in ("image", "adjoint") else rows
+            mask = mask.reshape(-1, *(1,) * (values.dim() - 1))
+            return torch.where(mask, values, getattr(other, name))
 
-        return JointEvaluation(**{f.name: chosen(f.name) for f in fields(JointEvaluation)})
+        return JointEvaluation(**{f.name: selected(f.name) for f in fields(JointEvaluation)})
 
 
 @dataclass(frozen=True)
 class Check:
-    """Equilibria that were solved for, with their losses; one row or entry per problem."""
+    """Equilibria at given inputs, with their true losses.
+
+    Attributes:
+        x: Inputs, one row per problem.
+        z: Equilibria, one row per sample.
+        loss: Loss of each problem; NaN if the solve failed (see `SMALL_RESIDUAL`).
+        residual: Relative residual of the solve of each problem; infinite if it diverged.
+    """
 
     x: Tensor
     z: Tensor
-    """The equilibria, one row per sample."""
     loss: Tensor
-    """NaN where the solve failed (see `SMALL_RESIDUAL`)."""
     residual: Tensor
-    """Relative residual of the solve; infinite where it diverged."""
 
     def where(self, rows: Tensor, other: Check, groups: Groups) -> Check:
-        """Take these equilibria in the problems `rows`, and those of `other` elsewhere."""
+        """Return these equilibria in the problems `rows`, and those of `other` elsewhere."""
         return Check(
             torch.where(rows[:, None], self.x, other.x),
             torch.where(groups.to_samples(rows)[:, None], self.z, other.z),
@@ -91,11 +99,11 @@ class Check:
 
 @dataclass(eq=False)
 class InputProblem:
-    """minimize Σ ℓ(head(z*), x) over x for each problem, z* = T(z*; x), the model a constant.
+    """The problems: minimize Σ ℓ(head(z*), x) over x subject to z* = T(z*; x).
 
-    A search keeps z and μ packed, one row a sample, and x flat, one row a problem: the samples of a
-    group share their x. `inject` and `losses` take x and the state in their own shapes. The stem
-    may return several tensors, the inputs of the cell.
+    A search stores z and μ packed, one row per sample, and x flat, one row per problem; the samples
+    of a group share their x. `inject` and `losses` take x and the state in the original shapes. The
+    stem may return several tensors, the inputs of the cell. The model is constant.
     """
 
     model: InitVar[nn.Module]
@@ -105,8 +113,9 @@ class InputProblem:
     groups: Groups
     penalty: Penalty | None
     evaluations: int = 0
-    """Calls of T in a search so far, each for the whole batch; and pull-backs through it."""
+    """Calls of T in the search so far, each for the whole batch."""
     vjps: int = 0
+    """Vector-Jacobian products with T so far."""
     check_evaluations: int = 0
     """Calls of T for true losses."""
 
@@ -124,25 +133,25 @@ class InputProblem:
         limit = cell.limits.contraction
         has_objective = capabilities.potential(cell) is not None
         self.may_expand = has_objective and not (limit is not None and limit < 1)
-        """Whether plain steps may diverge although the layer's solver can find the equilibrium."""
+        """Whether sweeps may diverge although the layer's solver can compute the equilibrium."""
 
     def on(self, model: nn.Module) -> InputProblem:
-        """The same problem for another twin of its model."""
+        """Return the same problem for another copy of its model."""
         other = copy(self)
         other.stem, other.layer, other.head = _parts(model)
         return other
 
     def cell_inputs(self, x: Tensor) -> tuple[Tensor, ...]:
-        """What the stem makes of x for each sample."""
+        """Return the outputs of the stem for x, one row per sample."""
         injected = as_inputs(self.stem(self.groups.to_samples(x)))
-        return tuple(in_fastest_format(one) for one in injected)
+        return tuple(in_fastest_format(tensor) for tensor in injected)
 
     def inject(self, x: Tensor) -> Context:
-        """The context of the inputs x, in the graph of x and the parameters."""
+        """Return the context of the inputs x, in the graph of x and the parameters."""
         return self.layer.cell.inject(*self.cell_inputs(x))
 
     def losses(self, state: State, context: Context, x: Tensor) -> Tensor:
-        """ℓ of each problem at a state, converged or not."""
+        """Return ℓ of each problem at a state, converged or not."""
         outputs = self.head(self.layer.cell.output(state, context))
         values = _checked_losses(self.loss(outputs), outputs, self.groups.samples, "loss")
         total = self.groups.sum(values)
@@ -153,35 +162,37 @@ class InputProblem:
 
     @torch.no_grad()
     def check(
-        self, x: Tensor, start: Tensor | None, *, tolerance: float, afresh: Tensor | None = None
+        self, x: Tensor, start: Tensor | None, *, tolerance: float, reset: Tensor | None = None
     ) -> Check:
         """Solve for the equilibria at x and evaluate their losses.
 
         Args:
             x: Inputs, one row per problem.
-            start: States to start from, one row per sample; None starts where the layer does.
-            tolerance: Relative residual to solve to.
-            afresh: Problems that start where the layer does, whatever `start` holds.
+            start: States to start from, one row per sample; None uses the layer's initial state.
+            tolerance: Relative residual of the solve.
+            reset: Mask of problems that start at the layer's initial state instead of `start`.
 
         Returns:
             The equilibria with their losses and residuals.
         """
         shaped = x.reshape(self.input_shape)
         context = self.inject(shaped)
-        if start is not None and afresh is not None and bool(afresh.any()):
-            usual = self.packing.pack(self._zero_start(context))
-            start = torch.where(self.groups.to_samples(afresh)[:, None], usual, start)
-        found = self.solve(context, start, tolerance=tolerance, max_iterations=self.longest_solve)
-        self.check_evaluations += found.evaluations
-        losses = self.losses(found.state, context, shaped)
-        failed = (found.status == int(Status.DIVERGED)) | ~torch.isfinite(found.residual)
-        residual = self.groups.largest(torch.where(failed, torch.inf, found.residual))
+        if start is not None and reset is not None and bool(reset.any()):
+            initial = self.packing.pack(self._initial_state(context))
+            start = torch.where(self.groups.to_samples(reset)[:, None], initial, start)
+        solution = self.solve(
+            context, start, tolerance=tolerance, max_iterations=self.generous_limit
+        )
+        self.check_evaluations += solution.evaluations
+        losses = self.losses(solution.state, context, shaped)
+        failed = (solution.status == int(Status.DIVERGED)) | ~torch.isfinite(solution.residual)
+        residual = self.groups.largest(torch.where(failed, torch.inf, solution.residual))
         loss = torch.where(residual <= SMALL_RESIDUAL, losses, torch.nan)
-        return Check(x, self.packing.pack(found.state), loss, residual)
+        return Check(x, self.packing.pack(solution.state), loss, residual)
 
     @property
-    def longest_solve(self) -> int:
-        """Limit of the iterations of solves that must not fail for lack of them."""
+    def generous_limit(self) -> int:
+        """Limit of the iterations of solves that should not stop early."""
         return max(self.layer.solver.max_iterations, 500)
 
     @torch.no_grad()
@@ -194,42 +205,48 @@ class InputProblem:
         max_iterations: int | None = None,
         rows: Tensor | None = None,
     ) -> Solution:
-        """Find the equilibrium of a context by the layer's own solver.
+        """Compute the equilibrium of a context by the layer's solver.
 
         Args:
             context: Result of `inject`.
-            start: States to start from, one row per sample; None starts where the layer does.
-            tolerance: Relative residual to solve to.
-            max_iterations: Limit of the iterations; None takes that of the layer's solver.
+            start: States to start from, one row per sample; None uses the layer's initial state.
+            tolerance: Relative residual of the solve.
+            max_iterations: Limit of the iterations; None uses that of the layer's solver.
             rows: Indices of the samples to solve; None solves all.
 
         Returns:
             The solution of these samples.
         """
-        allowed = max_iterations or self.layer.solver.max_iterations
-        solver = replace(self.layer.solver, tolerance=tolerance, max_iterations=allowed)
-        first = self._zero_start(context) if start is None else self.packing.unpack(start.clone())
+        limit = max_iterations or self.layer.solver.max_iterations
+        solver = replace(self.layer.solver, tolerance=tolerance, max_iterations=limit)
+        if start is None:
+            state = self._initial_state(context)
+        else:
+            state = self.packing.unpack(start.clone())
         if rows is not None:
-            context, first = context.keep(rows), map_state(lambda t: t[rows], first)
-        return solver.solve(self.layer.problem_at(context, first))
+            context, state = context.keep(rows), map_state(lambda t: t[rows], state)
+        return solver.solve(self.layer.problem_at(context, state))
 
-    def _zero_start(self, context: Context) -> State:
-        """Where a layer starts: at T(0) where that costs nothing and is finite, or at zero."""
+    def _initial_state(self, context: Context) -> State:
+        """Return T(0) if that is finite and known without an evaluation, otherwise zero."""
         first = capabilities.first_image(self.layer.cell, context)
         if first is None:
             return map_state(torch.clone, self.zero_state)
         return finite_start(first, context)
 
     def leaves(self, z: Tensor) -> State:
-        """The state of the rows `z`, to differentiate in."""
+        """Return the state of the rows `z` as leaves of a new graph."""
         return map_state(lambda t: t.detach().requires_grad_(), self.packing.unpack(z))
 
 
 class FixedInput:
-    """The problem at one x: `inject` runs once, however often z and μ are swept.
+    """The problems at a fixed x. `inject` runs once, for any number of sweeps of z and μ.
 
-    scale: what the loss is multiplied by, for each problem; None: 1/‖∂ℓ/∂z‖ where it is linearized
-        first, which makes μ of the order of 1 whatever the loss's unit.
+    Args:
+        problem: The problems.
+        x: Inputs, flat, one row per problem.
+        scale: Factor of the loss of each problem. None sets it to 1/‖∂ℓ/∂z‖ at the first
+            linearization, which makes μ of the order of 1 for any unit of the loss.
     """
 
     def __init__(self, problem: InputProblem, x: Tensor, scale: Tensor | None) -> None:
@@ -242,55 +259,59 @@ class FixedInput:
 
     @torch.no_grad()
     def image(self, z: Tensor) -> Tensor:
-        """T(z; x) alone."""
+        """Return T(z; x) without a graph."""
         self.problem.evaluations += 1
         cell, packing = self.problem.layer.cell, self.problem.packing
         return packing.pack(cell.step(packing.unpack(z), self.context))
 
 
 class JointLinearization:
-    """T and the loss at one (z, x): any number of pull-backs share the evaluation.
+    """T and the loss at one (z, x), evaluated once for any number of pull-backs.
 
-    fresh: the loss and its slope are those at T(z; x), which is nearer to the equilibrium.
+    Args:
+        fixed: The problems at x.
+        z: States, one row per sample.
+        loss_at_image: Evaluate the loss and its slope at T(z; x), which is nearer to the
+            equilibrium than z.
     """
 
-    def __init__(self, here: FixedInput, z: Tensor, *, fresh: bool = False) -> None:
-        self.problem = problem = here.problem
-        self.z, self.x, self.context = z, here.rows, here.context
+    def __init__(self, fixed: FixedInput, z: Tensor, *, loss_at_image: bool = False) -> None:
+        self.problem = problem = fixed.problem
+        self.z, self.x, self.context = z, fixed.rows, fixed.context
         problem.evaluations += 1
         with torch.enable_grad():
             state = problem.leaves(z)
             self.states = state_tensors(state)
-            image = problem.layer.cell.step(state, here.context)
+            image = problem.layer.cell.step(state, fixed.context)
             self.images = state_tensors(image)
-            if fresh:
+            if loss_at_image:
                 state = map_state(lambda t: t.detach().requires_grad_(), image)
-            losses = problem.losses(state, here.context, here.x)
-            total = losses.sum() if here.scale is None else (losses * here.scale).sum()
+            losses = problem.losses(state, fixed.context, fixed.x)
+            total = losses.sum() if fixed.scale is None else (losses * fixed.scale).sum()
         *slope, self.direct = torch.autograd.grad(
             total, (*state_tensors(state), self.x), retain_graph=True, materialize_grads=True
         )
         self.slope = problem.packing.pack(tuple(slope))
-        """∂ℓ/∂z, one row a sample."""
-        if here.scale is None:
-            here.scale = _unit_scale(problem.groups.norm(self.slope))
-            # Not in place: a loss that is a mean has a slope whose numbers share their memory.
-            self.slope = self.slope * problem.groups.to_samples(here.scale)[:, None]
-            self.direct *= here.scale[:, None]
+        """∂ℓ/∂z, one row per sample."""
+        if fixed.scale is None:
+            fixed.scale = _unit_scale(problem.groups.norm(self.slope))
+            # Not in place, because the slope of a mean is an expanded tensor.
+            self.slope = self.slope * problem.groups.to_samples(fixed.scale)[:, None]
+            self.direct *= fixed.scale[:, None]
         self.image = problem.packing.pack(self.images).detach()
         self.loss = losses.detach()
 
     def pull(self, mu: Tensor) -> Tensor:
-        """Jᵀμ + ∂ℓ/∂z; the evaluation can be pulled through again."""
+        """Return Jᵀμ + ∂ℓ/∂z, and keep the graph."""
         return self._pulled(mu, self.states, keep=True)[0] + self.slope
 
     def evaluation(self, mu: Tensor) -> JointEvaluation:
-        """The last pull-back: the gradient in x as well."""
+        """Return the evaluation at μ, with the gradient in x; this frees the graph."""
         pulled, gradient = self._pulled(mu, (*self.states, self.x), keep=False)
         assert gradient is not None
         adjoint, gradient = pulled + self.slope, gradient + self.direct
         groups = self.problem.groups
-        # A sum of numbers is one only if all are; it may also overflow, which is as bad.
+        # A sum is finite only if all terms are. If it overflows, the search has diverged anyway.
         states = groups.largest(self.image.abs().sum(dim=1) + adjoint.abs().sum(dim=1))
         return JointEvaluation(
             image=self.image,
@@ -312,14 +333,14 @@ class JointLinearization:
     ) -> LinearSolution:
         """Solve for μ = (I − Jᵀ)⁻¹ ∂ℓ/∂z by GMRES.
 
-        Conjugate gradients continue where GMRES does not converge, if the cell states a symmetry
-        and does not prove that its map contracts.
+        If GMRES does not converge, conjugate gradients continue, provided that the cell declares a
+        symmetry and does not prove that its map contracts.
 
         Args:
             start: μ to start from, one row per sample; None starts at zero.
-            tolerance: Relative residual to solve to.
+            tolerance: Relative residual of the solve.
             max_iterations: Limit of the products with Jᵀ.
-            rows: Samples to solve, as a mask; the result is zero elsewhere. None solves all.
+            rows: Mask of the samples to solve; the result is zero elsewhere. None solves all.
 
         Returns:
             The solution, one row per sample.
@@ -332,13 +353,13 @@ class JointLinearization:
         def operator(vector: Tensor) -> Tensor:
             return vector - self._pulled(vector, self.states, keep=True)[0]
 
-        found = gmres(
+        solution = gmres(
             operator, slope, start=start, tolerance=tolerance, max_iterations=max_iterations
         )
         cell = self.problem.layer.cell
-        unknown = not self.problem.may_expand or cell.symmetry is Symmetry.NONE
-        if unknown or bool(found.converged.all()):
-            return found
+        has_fallback = self.problem.may_expand and cell.symmetry is not Symmetry.NONE
+        if not has_fallback or bool(solution.converged.all()):
+            return solution
         weight = None
         if cell.symmetry is Symmetry.WEIGHTED:
             state = self.problem.packing.unpack(self.z)
@@ -347,60 +368,62 @@ class JointLinearization:
             operator,
             slope,
             weight,
-            start=found.value,
+            start=solution.value,
             tolerance=tolerance,
-            max_iterations=LONGER * max_iterations,
+            max_iterations=CG_ITERATIONS_FACTOR * max_iterations,
         )
 
     def _pulled(
-        self, mu: Tensor, wanted: tuple[Tensor, ...], *, keep: bool
+        self, mu: Tensor, inputs: tuple[Tensor, ...], *, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
+        """Return Jᵀμ, and the pull-back to x if `inputs` holds x after the states."""
         self.problem.vjps += 1
         packing = self.problem.packing
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             self.images,
-            wanted,
+            inputs,
             state_tensors(packing.unpack(mu)),
             retain_graph=keep,
             materialize_grads=True,
         )
         count = len(self.states)
-        return packing.pack(found[:count]), found[count] if len(found) > count else None
+        return packing.pack(gradients[:count]), gradients[count] if len(gradients) > count else None
 
 
 def _unit_scale(size: Tensor) -> Tensor:
-    """1/size, or 1 where that is no number."""
+    """Return 1/size, or 1 where that is not finite."""
     usable = (size > 0) & torch.isfinite(size)
     return torch.where(usable, 1 / torch.where(usable, size, 1.0), 1.0)
 
 
 def as_constant(model: nn.Module, *, evaluating: bool = False) -> nn.Module:
-    """A twin whose tensors need no gradient, and whose layers solve as those of `model` do now.
+    """Return a copy without gradients, whose layers solve with the current settings of `model`.
 
-    The search has it for itself: the model keeps its modes, gradients and memories, other threads
-    may train it meanwhile, and blocks around the search (those of a training, with a Jacobian
-    penalty or warm starts) do not hear of what is solved. No graph is kept for parameters, and
-    controlled norms are remembered.
+    The copy is private to the search. The model keeps its modes, gradients and caches; other
+    threads may train it meanwhile; and `solving` blocks around the search, such as those of a
+    training with a Jacobian penalty or warm starts, do not record its solves.
 
-    evaluating: in evaluation mode, but for layers of a model in training, which do not warn where
-        they run out of iterations.
+    Args:
+        model: The model; a compiled model is unwrapped.
+        evaluating: Put the copy in evaluation mode, except layers of a model in training, which do
+            not warn when they reach the limit of iterations.
     """
-    model = getattr(model, "_orig_mod", model)  # What `torch.compile` has compiled.
+    model = getattr(model, "_orig_mod", model)  # the module inside `torch.compile`
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        # Its tensors are out of reach; it holds no equilibrium, and is copied whole.
-        whole = deepcopy(model)
-        return whole.eval() if evaluating else whole
-    own = twin(model, lambda tensor: tensor.detach().clone())
-    accept_non_finite(own)
-    for original, beside in zip(model.modules(), own.modules(), strict=True):
+        # The tensors of a script module cannot be replaced. It has no equilibrium layer.
+        scripted = deepcopy(model)
+        return scripted.eval() if evaluating else scripted
+    result = twin(model, lambda tensor: tensor.detach().clone())
+    accept_non_finite(result)
+    for original, copied in zip(model.modules(), result.modules(), strict=True):
         is_layer = isinstance(original, EquilibriumLayer)
-        beside.training = original.training and (is_layer or not evaluating)
-        if isinstance(original, EquilibriumLayer) and isinstance(beside, EquilibriumLayer):
-            beside.identity = object()
-            beside.solving = Solving(
+        copied.training = original.training and (is_layer or not evaluating)
+        if isinstance(original, EquilibriumLayer) and isinstance(copied, EquilibriumLayer):
+            copied.identity = object()
+            copied.solving = Solving(
                 solver=original.solver, gradient=original.gradient, strict=original.strict
             )
-    return own
+    return result
 
 
 def _parts(
@@ -409,77 +432,77 @@ def _parts(
     stem, layer, head = (getattr(model, name, None) for name in ("stem", "layer", "head"))
     if not (callable(stem) and callable(head) and isinstance(layer, EquilibriumLayer)):
         raise TypeError(
-            f"{type(model).__name__} needs a stem, a layer (an EquilibriumLayer) and a head, as "
-            "every EquilibriumClassifier has; use nn.Identity() for a part that does nothing"
+            f"{type(model).__name__} must have the attributes stem, layer (an EquilibriumLayer) "
+            "and head, as an EquilibriumClassifier does; use nn.Identity() for a missing part"
         )
     return stem, layer, head
 
 
 def _check_independence(model: nn.Module, layer: EquilibriumLayer) -> None:
-    """Refuse a model whose samples depend on each other, or on how long they are solved."""
+    """Raise `ValueError` if samples depend on each other or on the number of iterations."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise ValueError(
-                f"{name} is a BatchNorm that uses the statistics of its batch, which makes the "
-                "input of one sample depend on the others: call model.eval() first, or use group "
-                "norms"
+                f"{name} is a BatchNorm that uses statistics of the batch, so the samples depend "
+                "on each other: call model.eval() first, or use group norms"
             )
     if layer.couples_batch:
         raise ValueError(
             f"{type(layer.cell).__name__} or its solver couples the samples of a batch, so their "
-            "inputs cannot be optimized one by one: call model.eval() if that is only so in "
-            "training, or choose terms, norms and a solver without coupling"
+            "inputs cannot be optimized independently: call model.eval() if they are coupled only "
+            "in training, or choose terms, norms and a solver without coupling"
         )
     if isinstance(layer.solver, SAM):
         raise ValueError(
-            "the layer's solver is SAM, whose result depends on its number of steps and not on the "
-            "input alone: search inside `with eq.solving(model, solver='auto'):`"
+            "the layer's solver is SAM, whose result depends on its number of steps, not only on "
+            "the input: call this inside `with eq.solving(model, solver='auto'):`"
         )
     if capabilities.refresh_until(layer.cell):
         raise ValueError(
-            f"{type(layer.cell).__name__} renews its context during a solve (frozen signs, "
-            "perturbations), so its map is no function of the input alone: use sign='smooth' and "
-            "pe='off', or call model.eval() if it does so only in training"
+            f"{type(layer.cell).__name__} changes its context during a solve (frozen signs, "
+            "perturbations), so its map is not a function of the input alone: use sign='smooth' "
+            "and pe='off', or call model.eval() if the context changes only in training"
         )
 
 
 def _checked_context(model: nn.Module, inject: Callable[[], Context]) -> Context:
-    """Refuse a model that draws at random or learns as it goes: every x-step would change it."""
-    # A statistic that has seen nothing takes the first input that comes: that is no change.
+    """Return the context; raise `ValueError` if the stem is random or updates its buffers."""
+    # Buffers that are initialized by the first input do not count as a change.
     with torch.no_grad():
         context = inject()
-    before = [buffer.clone() for buffer in model.buffers()]
+    initial_buffers = [buffer.clone() for buffer in model.buffers()]
     for _ in range(2):
-        # Others are learned where gradients are wanted, as in the search.
+        # Other buffers change only if gradients are enabled, as they are in the search.
         with torch.enable_grad():
-            earlier, context = context, inject()
-        repeats = all(map(_same, context.tensors(), earlier.tensors()))
-        if repeats:
+            previous, context = context, inject()
+        is_repeatable = all(map(_equal, context.tensors(), previous.tensors()))
+        if is_repeatable:
             break
-    changed = not all(map(_same, model.buffers(), before))
-    if changed or not repeats:
+    has_changed = not all(map(_equal, model.buffers(), initial_buffers))
+    if has_changed or not is_repeatable:
         raise ValueError(
-            "the model gives two answers to one input: it draws at random, or learns running "
-            "statistics as it goes; call model.eval() first"
+            "the model returns different outputs for the same input: it draws random numbers or "
+            "updates running statistics; call model.eval() first"
         )
     return context
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def _equal(tensor: Tensor, other: Tensor) -> bool:
     with torch.no_grad():
-        return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+        return tensor.shape == other.shape and torch.equal(tensor.nan_to_num(), other.nan_to_num())
 
 
 def _checked_losses(values: object, given: Tensor, count: int, name: str) -> Tensor:
-    """One number a sample, or an error that says what came instead; `given` made the values."""
+    """Return the values of a loss; raise `ValueError` unless there is one per row of `given`."""
     if not isinstance(values, Tensor) or values.shape != (count,):
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(
-            f"{name} must return one number for each of the {count} rows it is given, a tensor of "
-            f"shape ({count},), not {got}; use reduction='none' and sum over what is left"
+            f"{name} must return one number per row, a tensor of shape ({count},), got {got}; use "
+            "reduction='none' and sum over the other dimensions"
         )
     if torch.is_grad_enabled() and given.requires_grad and not values.requires_grad:
         raise ValueError(
-            f"{name} does not depend on what it is given in a way that can be differentiated"
+            f"the result of {name} is not differentiable in its argument; compute it with torch "
+            "operations, without detach() or item()"
         )
     return values

@@ -1,4 +1,4 @@
-"""Accuracy under attack as a curve: over the distance, and over the steps of a search."""
+"""Curves of the accuracy under attack, over the distance and over the number of steps."""
 
 from __future__ import annotations
 
@@ -16,21 +16,30 @@ from equilibria.inputs.attacks import MEASURE_SEED, measure_attack, wilson_inter
 from equilibria.models.base import predicted_classes
 from equilibria.registry import check_at_least_one, check_positive
 
-OUTSIDE = {
+FOOLBOX_ATTACKS = {
     "l2": {"foolbox pgd": "L2PGD", "foolbox deepfool": "L2DeepFoolAttack"},
     "linf": {"foolbox pgd": "LinfPGD", "foolbox deepfool": "LinfDeepFoolAttack"},
 }
-"""Attacks of other people, where they are installed."""
-STEPPED = ("pgd", "jiio", "foolbox pgd")
+"""Attacks of Foolbox, an optional package, by norm."""
+ITERATIVE_METHODS = ("pgd", "jiio", "foolbox pgd")
+"""Methods with a curve over the number of steps."""
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
-"""Of the largest distance, that are measured."""
-OUTSIDE_STEPS = 50
+"""Measured distances, in units of the largest one."""
+FOOLBOX_STEPS = 50
 STEP_COUNTS = (1, 2, 5, 10, 20, 40)
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The accuracy at one distance and number of steps; `low` and `high`: its 95% interval."""
+    """Accuracy at one distance and number of steps.
+
+    Attributes:
+        eps: Largest distance of the adversarial images.
+        steps: Number of steps of the attack.
+        accuracy: Accuracy under attack.
+        low: Lower end of the 95 % interval of the accuracy.
+        high: Upper end of the 95 % interval.
+    """
 
     eps: float
     steps: int
@@ -41,7 +50,18 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class RobustnessCurves:
-    """By method, the accuracy over the distance and over the steps.
+    """Accuracy of each attack method over the distance and over the number of steps.
+
+    Attributes:
+        norm: Norm of the attacks, "l2" or "linf".
+        samples: Number of images.
+        accuracy: Accuracy without an attack.
+        over_eps: Curve over the distance for each method.
+        over_steps: Curve over the number of steps for each iterative method.
+        step_eps: Distance of the curves over the number of steps.
+        passed_over: Methods that do not support the model or are not installed, with the reason.
+        certified: Points (distance, share of images that are certified to be right up to there).
+        why_not_certified: Reason why there is no certified curve.
 
     Examples:
         >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
@@ -55,27 +75,23 @@ class RobustnessCurves:
     norm: str
     samples: int
     accuracy: float
-    """Without an attack."""
     over_eps: dict[str, tuple[CurvePoint, ...]]
     over_steps: dict[str, tuple[CurvePoint, ...]]
     step_eps: float
-    """The distance at which steps were varied."""
     passed_over: tuple[str, ...] = ()
-    """Methods that do not take the model, or are not installed, and why."""
     certified: tuple[tuple[float, float], ...] = ()
-    """(distance, share of the images that are right for certain up to there)."""
     why_not_certified: str = field(default="")
 
 
 def curve_methods(norm: str) -> tuple[str, ...]:
-    """The names of all methods that may have a curve.
+    """Return the names of all methods that can have a curve.
 
     Examples:
         >>> from equilibria.inputs.robustness import curve_methods
         >>> "pgd" in curve_methods("l2")
         True
     """
-    return (*get_args(AttackMethod), *OUTSIDE[norm])
+    return (*get_args(AttackMethod), *FOOLBOX_ATTACKS[norm])
 
 
 def measure_robustness(
@@ -88,16 +104,28 @@ def measure_robustness(
     batch_size: int = 250,
     on_measured: Callable[[str], object] = lambda method: None,
 ) -> RobustnessCurves:
-    """Attack at distances up to `settings.eps`, and at half of it with 1 to 40 steps.
+    """Measure the accuracy at distances up to `settings.eps`, and at half of it with 1 to 40 steps.
 
-    settings: norm, eps, restarts, loss and clip of all attacks; `steps` of those over the distance.
-    methods: of `curve_methods`; all by default, of which those that do not take the model, or that
-        are not installed, are passed over.
-    on_measured: is told of every measurement, of `len(methods) * (len(SHARES) + len(STEP_COUNTS))`
-        at most.
+    An attack that succeeds within a distance also succeeds within every larger one, so such images
+    are not attacked again.
 
-    An image that was changed within a distance was changed within every larger one: it is not
-    attacked again.
+    Args:
+        model: Classifier, as for `attack`.
+        images: Original images, shape (B, ...).
+        labels: Labels, integers of shape (B,).
+        settings: Norm, eps, restarts, loss and clip of all attacks, and `steps` of the curve over
+            the distance.
+        methods: Names from `curve_methods`. By default all that support the model and are
+            installed.
+        batch_size: Number of images per batch.
+        on_measured: Called with the name of the method after each measurement, at most
+            `len(methods) * (len(SHARES) + len(STEP_COUNTS))` times.
+
+    Returns:
+        The curves of all methods.
+
+    Raises:
+        ValueError: If no method supports the model.
 
     Examples:
         >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
@@ -110,19 +138,19 @@ def measure_robustness(
     check_positive(eps=settings.eps)
     settings.check_eps(images.shape[1:])
     check_at_least_one(batch_size=batch_size)
-    chosen = curve_methods(settings.norm) if methods is None else tuple(methods)
-    right = _right(model, images, labels, batch_size)
+    selected = curve_methods(settings.norm) if methods is None else tuple(methods)
+    correct = _correct(model, images, labels, batch_size)
     over_eps: dict[str, tuple[CurvePoint, ...]] = {}
     over_steps: dict[str, tuple[CurvePoint, ...]] = {}
     passed_over = []
-    for method in chosen:
+    for method in selected:
         search = _RadiusSearch(method, model, images, labels, settings, batch_size, on_measured)
         try:
-            over_eps[method] = tuple(search.along_eps(right))
-            if method in STEPPED:
-                over_steps[method] = tuple(search.along_steps(right))
+            over_eps[method] = tuple(search.along_eps(correct))
+            if method in ITERATIVE_METHODS:
+                over_steps[method] = tuple(search.along_steps(correct))
         except (ImportError, TypeError, ValueError) as error:
-            if methods is not None and len(chosen) == 1:
+            if methods is not None and len(selected) == 1:
                 raise
             over_eps.pop(method, None)
             passed_over.append(f"{method}: {error}")
@@ -131,7 +159,7 @@ def measure_robustness(
     return RobustnessCurves(
         norm=settings.norm,
         samples=len(labels),
-        accuracy=float(right.double().mean()),
+        accuracy=float(correct.double().mean()),
         over_eps=over_eps,
         over_steps=over_steps,
         step_eps=settings.eps / 2,
@@ -142,10 +170,14 @@ def measure_robustness(
 def certified_curve(
     norm: str, radii: Tensor, right: Tensor, numbers: int, count: int = 60
 ) -> tuple[tuple[float, float], ...]:
-    """The share of images whose class is right up to each distance, for certain.
+    """Return the share of images that are certified to be right up to each distance.
 
-    radii: in L2, zero where there is none; an image of `numbers` pixels that is moved by ε in L∞ is
-        moved by at most ε√numbers in L2. At most `count` points of the curve are kept.
+    Args:
+        norm: Norm of the distances, "l2" or "linf". A distance ε in L∞ is at most ε√numbers in L2.
+        radii: Certified radius of each image in L2; zero if there is none.
+        right: Whether each prediction is right.
+        numbers: Number of values of an image.
+        count: Largest number of points of the curve.
 
     Examples:
         >>> radii, right = torch.tensor([0.0, 0.5]), torch.tensor([True, True])
@@ -165,15 +197,19 @@ def certified_curve(
 
 
 @torch.no_grad()
-def _right(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) -> Tensor:
+def _correct(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) -> Tensor:
     with under_attack(model, None, warm_start=False) as attacked:
-        said = [predicted_classes(attacked.model(part)) for part in torch.split(images, batch_size)]
-    return torch.cat(said) == labels
+        parts = torch.split(images, batch_size)
+        predictions = [predicted_classes(attacked.model(part)) for part in parts]
+    return torch.cat(predictions) == labels
 
 
 @dataclass(frozen=True)
 class _RadiusSearch:
-    """One method on all images."""
+    """Attacks of all images with one method.
+
+    Masks named `standing` hold the images whose predictions are still right.
+    """
 
     method: str
     model: nn.Module
@@ -183,21 +219,21 @@ class _RadiusSearch:
     batch_size: int
     on_measured: Callable[[str], object]
 
-    def along_eps(self, right: Tensor) -> Iterator[CurvePoint]:
-        standing = right.clone()
+    def along_eps(self, correct: Tensor) -> Iterator[CurvePoint]:
+        standing = correct.clone()
         for share in SHARES:
             eps = share * self.settings.eps
             standing = self._withstood(standing, eps, self.settings.steps)
             yield self._point(standing, eps, self._steps(self.settings.steps))
 
-    def along_steps(self, right: Tensor) -> Iterator[CurvePoint]:
+    def along_steps(self, correct: Tensor) -> Iterator[CurvePoint]:
         eps = self.settings.eps / 2
         for steps in STEP_COUNTS:
-            yield self._point(self._withstood(right, eps, steps), eps, steps)
+            yield self._point(self._withstood(correct, eps, steps), eps, steps)
 
     def _steps(self, steps: int | None) -> int:
-        own = self.method in get_args(AttackMethod)
-        return self._attack(0.0, steps).chosen_steps if own else steps or OUTSIDE_STEPS
+        is_builtin = self.method in get_args(AttackMethod)
+        return self._attack(0.0, steps).chosen_steps if is_builtin else steps or FOOLBOX_STEPS
 
     def _point(self, standing: Tensor, eps: float, steps: int) -> CurvePoint:
         hits, count = int(standing.sum()), len(standing)
@@ -209,51 +245,51 @@ class _RadiusSearch:
         return replace(self.settings, method=method, eps=eps, steps=None if fixed else steps)
 
     def _withstood(self, standing: Tensor, eps: float, steps: int | None) -> Tensor:
-        """Which of the images that stand keep their class."""
-        places = standing.nonzero().squeeze(1)
-        kept = standing.clone()
-        if len(places):
-            images, labels = self.images[places], self.labels[places]
+        """Attack the standing images, and return a mask of those that are still right."""
+        rows = standing.nonzero().squeeze(1)
+        result = standing.clone()
+        if len(rows):
+            images, labels = self.images[rows], self.labels[rows]
             if self.method in get_args(AttackMethod):
-                asked = self._attack(eps, steps)
-                found = measure_attack(self.model, images, labels, asked, self.batch_size)
-                kept[places] = ~found.success
+                settings = self._attack(eps, steps)
+                attacked = measure_attack(self.model, images, labels, settings, self.batch_size)
+                result[rows] = ~attacked.success
             else:
-                kept[places] = self._withstood_outside(images, labels, eps, steps)
+                result[rows] = self._withstood_foolbox(images, labels, eps, steps)
         self.on_measured(self.method)
-        return kept
+        return result
 
-    def _withstood_outside(
+    def _withstood_foolbox(
         self, images: Tensor, labels: Tensor, eps: float, steps: int | None
     ) -> Tensor:
-        """Under an attack of Foolbox, which sees the exact gradient; what it finds is looked at."""
+        """Attack by Foolbox, which gets the exact gradient; its images are verified."""
         foolbox = _foolbox()
-        name = OUTSIDE[self.settings.norm][self.method]
-        count = OUTSIDE_STEPS if steps is None else steps
-        # Its own steps are too short for few of them.
+        name = FOOLBOX_ATTACKS[self.settings.norm][self.method]
+        count = FOOLBOX_STEPS if steps is None else steps
+        # The default length of its steps is too short for a small number of steps.
         length = {"rel_stepsize": 2.5 / count} if name.endswith("PGD") else {}
-        made = getattr(foolbox.attacks, name)(steps=count, **length)
-        kept = []
+        foolbox_attack = getattr(foolbox.attacks, name)(steps=count, **length)
+        withstood = []
         with under_attack(self.model, self.settings.tolerance, warm_start=False) as attacked:
             torch.manual_seed(MEASURE_SEED)
             low, high = self.settings.clip or (0.0, 1.0)
             model = foolbox.PyTorchModel(attacked.model, bounds=(low, high), device=images.device)
-            parts = (torch.split(some, self.batch_size) for some in (images, labels))
-            for some, true in zip(*parts, strict=True):
-                _, found, _ = made(model, some, true, epsilons=eps)
+            batches = (torch.split(tensor, self.batch_size) for tensor in (images, labels))
+            for batch, targets in zip(*batches, strict=True):
+                _, adversarial, _ = foolbox_attack(model, batch, targets, epsilons=eps)
                 with torch.no_grad():
-                    said = predicted_classes(attacked.model(found))
-                near = self.settings.distance(some, found) <= eps * (1 + 1e-5)
-                kept.append((said == true) | ~near)
-        return torch.cat(kept)
+                    predictions = predicted_classes(attacked.model(adversarial))
+                is_near = self.settings.distance(batch, adversarial) <= eps * (1 + 1e-5)
+                withstood.append((predictions == targets) | ~is_near)
+        return torch.cat(withstood)
 
 
 def _foolbox() -> Any:
     with warnings.catch_warnings():
-        # It imports a part of scipy by an old name.
+        # Foolbox imports from a deprecated module of SciPy.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             import foolbox
         except ImportError:
-            raise ImportError("Foolbox is not installed: pip install foolbox") from None
+            raise ImportError("Foolbox is not installed; run `pip install foolbox`") from None
     return foolbox

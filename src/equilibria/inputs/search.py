@@ -1,4 +1,4 @@
-"""The one loop that every engine runs in."""
+"""The loop that runs an engine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from equilibria.inputs.engines.base import Engine
+from equilibria.inputs.fallback import SolveFallback
 from equilibria.inputs.iterates import JointIterate
 from equilibria.inputs.problem import FixedInput, InputProblem
-from equilibria.inputs.steep import Steep
 from equilibria.inputs.steps import Steps
 from equilibria.solvers import Status
 from equilibria.solvers.convergence import DIVERGENCE_FACTOR, final_status
@@ -18,23 +18,29 @@ from equilibria.solvers.convergence import DIVERGENCE_FACTOR, final_status
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Where the search ended, problem by problem."""
+    """Result of a search; tensors have one entry or row per problem.
+
+    Attributes:
+        last: Last iterate.
+        candidates: Inputs that the engine offers as results, the preferred ones first.
+        unchecked: The (x, z) that the engine returns if no true losses are computed.
+        first_loss: Loss at x0 with the z of the first iteration.
+        scale: Factor of the loss, which makes μ of the order of 1.
+        status: `Status` codes.
+        iterations: Numbers of steps of x.
+        visited: One of the iterates, drawn uniformly, if requested.
+        diverging: Mask of the problems whose sweeps diverged, so that z and μ were solved for.
+    """
 
     last: JointIterate
     candidates: list[Tensor]
-    """Inputs that the engine offers as results, the preferred ones first."""
     unchecked: tuple[Tensor, Tensor]
-    """The (x, z) that the engine returns where no true losses are computed."""
     first_loss: Tensor
-    """At x0, with the z of the first iteration."""
     scale: Tensor
-    """What the loss was multiplied by, so that μ is of the order of 1."""
     status: Tensor
     iterations: Tensor
     visited: JointIterate | None
-    """One of the iterates, each as likely, if that was asked for."""
-    steep: Tensor
-    """Problems whose sweeps diverged, so that z and μ were solved for."""
+    diverging: Tensor
 
     @property
     def converged(self) -> Tensor:
@@ -43,7 +49,17 @@ class SearchResult:
 
 @dataclass
 class Search:
-    """Runs an engine until every problem has converged, diverged or run out of iterations."""
+    """Search that runs an engine until every problem converges, diverges or reaches the limit.
+
+    Attributes:
+        problem: The problems.
+        engine: The engine.
+        steps: Step rule of x.
+        sweeps: Updates of (z, μ) per step of x.
+        tolerance: Relative residual of z, μ and x at which a problem has converged.
+        solve_tolerance: Relative residual of the solves for z and μ if sweeps diverge.
+        visit: Whether to keep one of the iterates, drawn by torch's global generator.
+    """
 
     problem: InputProblem
     engine: Engine
@@ -51,75 +67,79 @@ class Search:
     sweeps: int
     tolerance: float
     solve_tolerance: float
-    """Relative residual of z and μ where they are solved for because sweeps diverge."""
     visit: bool = False
-    """Whether one of the iterates is kept, drawn by torch's own generator."""
 
     def run(self, x: Tensor, z: Tensor | None, iterations: int) -> SearchResult:
-        """Search from x; `z` is its equilibrium, or None where that is still to be found."""
+        """Run the search.
+
+        Args:
+            x: Inputs to start from, flat, one row per problem.
+            z: Equilibrium at x, one row per sample; None solves for it.
+            iterations: Largest number of steps of x.
+        """
         problem, groups = self.problem, self.problem.groups
         scale = None if self.engine.unit_loss else torch.ones_like(x[:, 0])
-        here = FixedInput(problem, x, scale)
+        fixed = FixedInput(problem, x, scale)
         method = self.engine.begin(problem, self.sweeps)
-        z = method.start(here, z)
-        now = JointIterate(z, torch.zeros_like(z), x)
+        z = method.start(fixed, z)
+        current = JointIterate(z, torch.zeros_like(z), x)
         running = torch.ones(groups.problems, dtype=torch.bool, device=x.device)
         converged, diverged = ~running, ~running
         taken = torch.zeros(groups.problems, dtype=torch.int64, device=x.device)
         selection = method.selection(x, z)
         largest = groups.norm(z)
         visited = None
-        steep = Steep(problem, method, x, self.solve_tolerance)
+        fallback = SolveFallback(problem, method, x, self.solve_tolerance)
         for iteration in range(iterations):
             if self.visit and float(torch.rand(())) * (iteration + 1) < 1:
-                visited = now
+                visited = current
             if iteration:
-                here = FixedInput(problem, now.x, scale)
-            before = steep.rows
-            updated, evaluation = steep.follow(here, now, running=running, largest=largest)
-            if steep.rows is not before:
-                over = steep.rows & ~before
-                now = JointIterate(now.z, now.mu, updated.x)
-                selection.restart(over)
-                self.steps.restart(over, evaluation.gradient)
+                fixed = FixedInput(problem, current.x, scale)
+            previous = fallback.rows
+            updated, evaluation = fallback.update(fixed, current, running=running, largest=largest)
+            if fallback.rows is not previous:
+                restarted = fallback.rows & ~previous
+                current = JointIterate(current.z, current.mu, updated.x)
+                selection.restart(restarted)
+                self.steps.restart(restarted, evaluation.gradient)
             if iteration == 0:
-                first_loss, scale = evaluation.loss, here.scale
+                first_loss, scale = evaluation.loss, fixed.scale
             assert scale is not None
             taken += running
             size = groups.norm(updated.z)
             largest = torch.where(largest > 0, largest, size)
             finite = evaluation.finite & (size <= DIVERGENCE_FACTOR * largest)
             usable = running & finite
-            selection.observe(now, updated, evaluation, usable=usable, solved=steep.rows)
+            selection.observe(current, updated, evaluation, usable=usable, solved=fallback.rows)
             lag = torch.maximum(evaluation.state_residual, evaluation.adjoint_residual)
             residual = lag
             if bool((lag <= max(self.tolerance, method.residual_limit)).any()):
-                # Otherwise it is far from any limit: the step that tells of x's can be saved.
-                left = self.steps.residual(now.x, evaluation.gradient, scale)
-                residual = torch.maximum(lag, left)
+                # Elsewhere the residual of z and μ alone is above all limits.
+                of_x = self.steps.residual(current.x, evaluation.gradient, scale)
+                residual = torch.maximum(lag, of_x)
             diverged |= running & ~finite
             converged |= running & finite & (residual <= self.tolerance)
             running = ~(diverged | converged)
-            moved = self.steps.move(now.x, evaluation.gradient, scale, lag=lag, running=running)
-            # A problem that has converged keeps its x and takes the freshest z and μ.
-            updated.x = torch.where(running[:, None], moved, now.x)
-            updated = now.where(diverged, updated, groups)
+            moved = self.steps.move(current.x, evaluation.gradient, scale, lag=lag, running=running)
+            # A converged problem keeps its x and takes the latest z and μ.
+            updated.x = torch.where(running[:, None], moved, current.x)
+            updated = current.where(diverged, updated, groups)
             if iteration == iterations - 1 or not bool(running.any()):
-                now = updated
+                current = updated
                 break
-            ahead = method.extrapolated(now, updated, residual)
-            now = ahead.where(running, updated, groups)
+            ahead = method.extrapolated(current, updated, residual)
+            current = ahead.where(running, updated, groups)
         assert scale is not None
-        now.x = problem.region.project(now.x)
+        current.x = problem.region.project(current.x)
         status = final_status(converged, ~diverged)
         return SearchResult(
-            last=now,
-            candidates=selection.candidates(now, converged),
-            unchecked=selection.unchecked(now),
+            last=current,
+            candidates=selection.candidates(current, converged),
+            unchecked=selection.unchecked(current),
             first_loss=first_loss,
             scale=scale,
             status=status,
             iterations=taken,
             visited=visited,
-            steep=steep.rows,
+            diverging=fallback.rows,
         )

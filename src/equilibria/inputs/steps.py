@@ -1,4 +1,4 @@
-"""How x moves: step lengths, Adam, quasi-Newton steps."""
+"""Steps of x: step lengths, Adam, quasi-Newton steps."""
 
 from __future__ import annotations
 
@@ -15,48 +15,58 @@ from equilibria.solvers.convergence import row_norms
 Rule = Literal["gradient", "quasi-newton", "adam"]
 Decay = Literal["cosine", "linear", "late", "none"]
 
-LONGEST_SHARE = 0.25
-"""The longest step of a measured length, in units of the region's scale."""
-FIRST_SHARE = 0.02
-"""The first step of a measured length, before anything is known of the curvature."""
-TRUSTED_LAG = 1.0
-"""How many times the relative lag of z and μ x must have moved for its gradients to be compared."""
-FORGET = 0.97
-"""What an estimate of the curvature is multiplied by each step, so that a bad one passes."""
+MAX_STEP = 0.25
+"""Longest step whose length comes from the curvature, in units of the region's scale."""
+FIRST_STEP = 0.02
+"""First such step, before the curvature is known, in units of the region's scale."""
+MIN_MOVE_PER_LAG = 1.0
+"""Gradients are compared only if x moved by this multiple of the residual of z and μ."""
+CURVATURE_DECAY = 0.97
+"""Factor of the curvature estimate per step, so that a bad estimate fades."""
 QUASI_NEWTON_MEMORY = 8
-FIRST_NEWTON_SHARE, LONGEST_NEWTON_SHARE = 0.125, 0.5
-"""Of a quasi-Newton step, as such shares of the region's scale."""
-LATE = 65
-"""How many iterations come before a late drop (JIIO, Appendix C.3)."""
-LOWEST_DECAY = 0.05
-"""What a decaying step length ends at."""
-CURVED = 1e-3
-"""The smallest cosine of a step with its change of the gradient that counts as curvature."""
+FIRST_NEWTON_STEP, MAX_NEWTON_STEP = 0.125, 0.5
+"""First and longest quasi-Newton step, in units of the region's scale."""
+LATE_ITERATION = 65
+"""Iteration of the late drop of the step length (JIIO, Appendix C.3)."""
+MIN_DECAY = 0.05
+"""Factor of the step length at the end of a decay."""
+MIN_CURVATURE_COSINE = 1e-3
+"""Smallest cosine between a step and the change of the gradient that counts as curvature."""
 Pair = tuple[Tensor, Tensor, Tensor]
-"""A step, the change of the gradient over it, and one over their product, or 0 to leave it out."""
+"""A step, the change of the gradient, and the inverse of their product, or 0 to ignore the pair."""
 
 
 def decay(kind: Decay, iteration: int, iterations: int, late_factor: float) -> float:
-    """The factor of the step length at an iteration."""
+    """Return the factor of the step length at an iteration."""
     if kind == "late":
-        return 1.0 if iteration < LATE else late_factor
+        return 1.0 if iteration < LATE_ITERATION else late_factor
     if kind == "none" or iterations < 2:
         return 1.0
     share = iteration / (iterations - 1)
     if kind == "linear":
-        return 1.0 - (1 - LOWEST_DECAY) * share
-    return LOWEST_DECAY + (1 - LOWEST_DECAY) * (1 + math.cos(math.pi * share)) / 2
+        return 1.0 - (1 - MIN_DECAY) * share
+    return MIN_DECAY + (1 - MIN_DECAY) * (1 + math.cos(math.pi * share)) / 2
 
 
 @dataclass(kw_only=True)
 class Steps:
-    """x ← Π(x − α d), with the state that choosing α and d takes, one row a problem.
+    """Step rule x ← Π(x − α d), with its state; one row per problem.
 
-    normalize: d = g/‖g‖ and α a length. Otherwise d = g, and α is the step size that was given or,
-    without one, 1/L with L the largest ‖Δg‖/‖Δx‖ seen of late. Adam divides by a
-    running scale of its own. Quasi-Newton steps, d = H g with H from the last steps, are for inputs
-    without a constraint (a projection would need H's own metric) and without a given step size;
-    elsewhere that rule is the plain one.
+    With `normalize`, d = g/‖g‖ and α is a length. Otherwise d = g, and α is the step size or, by
+    default, 1/L with L the largest recent ‖Δg‖/‖Δx‖. Adam scales its direction by running moments.
+    Quasi-Newton steps, d = H g with H from the last steps, need unconstrained inputs (otherwise the
+    projection would have to use the metric of H) and no step size; elsewhere that rule takes
+    gradient steps.
+
+    Args:
+        region: Region of x.
+        step_size: Step size; None chooses it from the curvature.
+        normalize: Divide the gradient by its norm.
+        rule: Direction of the steps.
+        decay: Decay of the step length.
+        late_factor: Factor of the step length after the drop of decay="late".
+        share: Default length of a normalized step, in units of the region's scale.
+        iterations: Number of steps over which the length decays.
     """
 
     region: Region
@@ -66,13 +76,14 @@ class Steps:
     decay: Decay
     late_factor: float
     share: float
-    """The default length of a normalized step, in units of the region's scale."""
     iterations: int
 
     def __post_init__(self) -> None:
         self.length = self.region.scale
         self.curvature = torch.zeros_like(self.length)
-        self.gentlest = torch.full_like(self.length, torch.inf)
+        """Largest recent curvature; 0 if none is known."""
+        self.min_curvature = torch.full_like(self.length, torch.inf)
+        """Smallest recent curvature; infinite if none is known."""
         self.last: tuple[Tensor, Tensor] | None = None
         self.moments: tuple[Tensor, Tensor] | None = None
         self.taken = 0
@@ -83,10 +94,14 @@ class Steps:
     def move(
         self, x: Tensor, gradient: Tensor, scale: Tensor, *, lag: Tensor, running: Tensor
     ) -> Tensor:
-        """The next x, for a gradient of the scaled loss.
+        """Return the next x.
 
-        lag: the residual of z and μ; a change of g means something where x changed by more.
-        running: the rows whose estimates are still to change.
+        Args:
+            x: Inputs, flat, one row per problem.
+            gradient: Gradient of the scaled loss.
+            scale: Factor of the loss of each problem.
+            lag: Residual of z and μ. Changes of the gradient count only if x moved by more.
+            running: Mask of the problems whose estimates are updated.
         """
         if self.newton is not None:
             self.newton.observe(x, gradient, running)
@@ -102,29 +117,29 @@ class Steps:
         return self.region.project(x - self._scaled(direction, scale) * factor)
 
     def restart(self, rows: Tensor, gradient: Tensor) -> None:
-        """Discard what these problems have learned, because their gradients were wrong.
+        """Discard the estimates of problems whose gradients were wrong.
 
         Args:
-            rows: The problems, as a mask.
-            gradient: Their gradients as they are right.
+            rows: Mask of the problems.
+            gradient: Correct gradients.
         """
         self.curvature = torch.where(rows, 0.0, self.curvature)
-        self.gentlest = torch.where(rows, torch.inf, self.gentlest)
+        self.min_curvature = torch.where(rows, torch.inf, self.min_curvature)
         if self.newton is not None:
             self.newton.forget(rows)
         if self.last is not None:
             self.last = self.last[0], torch.where(rows[:, None], torch.nan, self.last[1])
         if self.moments is not None:
-            # As after as many steps with this gradient.
-            own = (1 - 0.9**self.taken) * gradient, (1 - 0.999**self.taken) * gradient.square()
+            # The moments after the same number of steps with this gradient.
+            moments = (1 - 0.9**self.taken) * gradient, (1 - 0.999**self.taken) * gradient.square()
             mean, square = (
                 torch.where(rows[:, None], new, old)
-                for new, old in zip(own, self.moments, strict=True)
+                for new, old in zip(moments, self.moments, strict=True)
             )
             self.moments = (mean, square)
 
     def residual(self, x: Tensor, gradient: Tensor, scale: Tensor) -> Tensor:
-        """‖x − Π(x − α d)‖ with the undecayed α, relative to the region's scale."""
+        """Return ‖x − Π(x − α d)‖ with the undecayed α, relative to the region's scale."""
         step = (
             self._scaled(gradient, scale, plain=True)
             if self.newton is None
@@ -134,49 +149,52 @@ class Steps:
         return row_norms(x - moved) / self.length
 
     def _scaled(self, direction: Tensor, scale: Tensor, *, plain: bool = False) -> Tensor:
-        """α d before the decay."""
+        """Return α d before the decay; `plain` is for residuals, which do not depend on Adam."""
         if self.rule == "adam" and not plain:
-            share = LONGEST_SHARE * self.length[:, None] / direction.shape[1] ** 0.5
-            return direction * (share if self.step_size is None else self.step_size)
+            rate = MAX_STEP * self.length[:, None] / direction.shape[1] ** 0.5
+            return direction * (rate if self.step_size is None else self.step_size)
         norm = row_norms(direction)
         safe = torch.where(norm > 0, norm, 1.0)
         if self.normalize:
             length = self.share * self.length if self.step_size is None else self.step_size
             return direction * (length / safe)[:, None]
         if self.step_size is not None:
-            # The step size is that of the loss as it was given; `gradient` is of the scaled one.
+            # The step size is for the loss in its own unit; `direction` is for the scaled loss.
             return direction * (self.step_size / scale)[:, None]
-        # A kink looks like a huge curvature and makes steps short. What is left to go must not
-        # look short as well, so it is told with the gentlest curvature seen of late.
+        # A kink looks like a huge curvature and shortens steps. The residual must not become small
+        # with them, so it uses the smallest recent curvature.
         known = self.curvature > 0
-        curvature = torch.minimum(self.gentlest, self.curvature) if plain else self.curvature
-        guess = torch.where(known, 1 / torch.where(known, curvature, 1.0), torch.inf)
-        first = FIRST_SHARE * self.length / safe
-        alpha = torch.where(known, torch.minimum(guess, LONGEST_SHARE * self.length / safe), first)
+        curvature = torch.minimum(self.min_curvature, self.curvature) if plain else self.curvature
+        inverse = torch.where(known, 1 / torch.where(known, curvature, 1.0), torch.inf)
+        first = FIRST_STEP * self.length / safe
+        alpha = torch.where(known, torch.minimum(inverse, MAX_STEP * self.length / safe), first)
         return direction * alpha[:, None]
 
     def _newton_step(self, newton: QuasiNewton, gradient: Tensor) -> Tensor:
         norm = row_norms(gradient)
         safe = torch.where(norm > 0, norm, 1.0)
-        step = newton.direction(gradient, FIRST_NEWTON_SHARE * self.length / safe)
+        step = newton.direction(gradient, FIRST_NEWTON_STEP * self.length / safe)
         size = row_norms(step)
-        longest = LONGEST_NEWTON_SHARE * self.length
+        longest = MAX_NEWTON_STEP * self.length
         return step * (longest / torch.maximum(size, longest))[:, None]
 
     def _measure(self, x: Tensor, gradient: Tensor, lag: Tensor, running: Tensor) -> None:
         if self.last is not None:
             moved = row_norms(x - self.last[0])
-            turned = row_norms(gradient - self.last[1])
-            far = (moved > TRUSTED_LAG * lag * self.length) & torch.isfinite(turned)
-            seen = torch.where(far, turned / torch.where(far, moved, 1.0), 0.0)
-            latest = torch.maximum(FORGET * self.curvature, seen)
-            self.curvature = torch.where(running, latest, self.curvature)
-            flattest = torch.minimum(self.gentlest / FORGET, torch.where(seen > 0, seen, torch.inf))
-            self.gentlest = torch.where(running, flattest, self.gentlest)
+            change = row_norms(gradient - self.last[1])
+            usable = (moved > MIN_MOVE_PER_LAG * lag * self.length) & torch.isfinite(change)
+            observed = torch.where(usable, change / torch.where(usable, moved, 1.0), 0.0)
+            largest = torch.maximum(CURVATURE_DECAY * self.curvature, observed)
+            self.curvature = torch.where(running, largest, self.curvature)
+            smallest = torch.minimum(
+                self.min_curvature / CURVATURE_DECAY,
+                torch.where(observed > 0, observed, torch.inf),
+            )
+            self.min_curvature = torch.where(running, smallest, self.min_curvature)
         self.last = (x, gradient)
 
     def _adam(self, gradient: Tensor) -> Tensor:
-        """Adam's direction (Kingma and Ba, 2015) with its usual constants."""
+        """Return Adam's direction (Kingma and Ba, 2015) with its default constants."""
         mean, square = self.moments or (torch.zeros_like(gradient), torch.zeros_like(gradient))
         mean = 0.9 * mean + 0.1 * gradient
         square = 0.999 * square + 0.001 * gradient.square()
@@ -189,10 +207,10 @@ class Steps:
 
 
 class QuasiNewton:
-    """H g with H the inverse Hessian as the last steps show it (Nocedal, 1980).
+    """L-BFGS direction H g, with H from the last steps (Nocedal, 1980).
 
-    Steps without positive curvature, which kinks and lagging gradients bring, are left out row by
-    row, and push nothing out of a full memory: a row that rests keeps what it knows.
+    Steps without positive curvature, which kinks and inexact gradients cause, are ignored row by
+    row and do not replace older steps in a full memory.
     """
 
     def __init__(self, memory: int) -> None:
@@ -201,12 +219,12 @@ class QuasiNewton:
         self.last: tuple[Tensor, Tensor] | None = None
 
     def observe(self, x: Tensor, gradient: Tensor, usable: Tensor) -> None:
-        """The gradient at the latest x; `usable`: the rows where its change means something."""
+        """Record the gradient at the latest x; `usable` masks the rows whose change counts."""
         if self.last is not None:
             step, change = x - self.last[0], gradient - self.last[1]
             product = (step * change).sum(dim=1)
             sizes = row_norms(step) * row_norms(change)
-            curved = usable & (product > CURVED * sizes) & torch.isfinite(sizes)
+            curved = usable & (product > MIN_CURVATURE_COSINE * sizes) & torch.isfinite(sizes)
             weight = torch.where(curved, 1 / torch.where(curved, product, 1.0), 0.0)
             self._remember((step, change, weight), curved)
         self.last = (x, gradient)
@@ -239,13 +257,13 @@ class QuasiNewton:
         self.pairs = shifted
 
     def direction(self, gradient: Tensor, first: Tensor) -> Tensor:
-        """H g, or `first` · g in rows that know no curvature yet."""
+        """Return H g, or `first` · g in rows without known curvature."""
         result, coefficients = gradient, []
         scale = torch.full_like(first, torch.nan)
         for step, change, weight in reversed(self.pairs):
             coefficient = weight * (step * result).sum(dim=1)
             coefficients.append(coefficient)
-            # A row without weight may hold anything: it must not be multiplied by zero.
+            # Rows with weight 0 may hold NaN, so they must be masked instead of multiplied by 0.
             result = result - _scaled(coefficient, change, weight)
             square = change.square().sum(dim=1)
             known = torch.isnan(scale) & (weight > 0) & (square > 0)

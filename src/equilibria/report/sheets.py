@@ -13,7 +13,7 @@ from torch import Tensor
 
 from equilibria.data import DataSet, image_from_tensor
 from equilibria.report.style import LIGHT, PAPER, SMALL, TITLE, drawing, figure_png, wrapped
-from equilibria.tasks.image_quality import MOST_DECIBEL, picture_psnr
+from equilibria.tasks.image_quality import MAX_DECIBELS, picture_psnr
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -163,7 +163,7 @@ def decibels(ratio: float | None) -> str:
     """Format a PSNR; None, for an image without an original, gives an empty text."""
     if ratio is None:
         return ""
-    if ratio >= MOST_DECIBEL:
+    if ratio >= MAX_DECIBELS:
         return "identical"
     return f"{ratio:.1f} dB" if math.isfinite(ratio) else "no answer"
 

@@ -1,11 +1,11 @@
-"""The restoration tasks by name: one class per kind of damage, with all that is special to it.
+"""Kinds of damage by name, one class per kind.
 
-A class says which measurement operator A describes the damage, how damage is simulated, what the
-defaults are, and what the program prints. What depends on the operator (a part of it, its first
-guess) is a method of the operator: `equilibria.operators.measurements`.
+A class defines the measurement operator A of the damage, its simulation, the defaults, and the
+texts that the program prints. Methods that depend on the operator, such as its first guess, are in
+`equilibria.operators.measurements`.
 
-To add a task: write a subclass of `Damage` and register it at the end of this file. With a
-`photo_task` the command `equilibria restore` offers it too.
+To add a kind, write a subclass of `Damage` and register it at the end of this file. If it has a
+`photo_task`, the command `equilibria restore` offers it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ from equilibria.restoration.problem import RestorationProblem
 
 GRAY_LEVEL = 1 / 255
 PAPER_WINDOW = 20 / 64
-"""The side of the hidden window in the paper, 20 pixels of 64."""
+"""Side of the hidden window in the paper, relative to the image: 20 of 64 pixels."""
 
 
 class Damage(ABC):
-    """A kind of damage: a measurement, and noise of a standard deviation `noise`.
+    """A kind of damage: a measurement with additive noise.
 
     Attributes:
-        noise: Standard deviation, as a fraction of the pixel range.
+        noise: Standard deviation of the noise, as a fraction of the pixel range.
         photo_task: Name of the task in `equilibria restore`; "" if it is not offered there.
-        photo_noise: Standard deviation of the noise that is simulated on photographs by default.
-        simulated_hole: For damage that hides pixels, which are hidden in a simulation; "" for
-            other damage, which takes no mask.
+        photo_noise: Default noise of simulations on photographs.
+        simulated_hole: What a simulation hides, in words; "" for damage that hides no pixels.
 
     Examples:
         >>> damage = eq.restoration.get_damage("denoise", noise=0.1)
@@ -57,7 +56,7 @@ class Damage(ABC):
 
     @property
     def words(self) -> str:
-        """Description of the damage."""
+        """Description of the damage in words."""
         return str(self)
 
     @property
@@ -66,22 +65,35 @@ class Damage(ABC):
 
     @property
     def assumption(self) -> str:
-        """What is assumed of the damage where no option gives it, and the option to change it."""
+        """Default assumption about the damage, and the option that changes it."""
         return ""
 
     @property
     def scale(self) -> int:
-        """How many times lower the resolution of the measured values is."""
+        """Factor by which the resolution of the measured values is lower than that of the image."""
         return 1
 
     @abstractmethod
     def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
-        """A for these images."""
+        """Return the measurement operator A for a batch of images.
+
+        Args:
+            images: Images, shape (B, C, H, W).
+            generator: Source of random masks; None uses torch's global generator.
+        """
 
     def corrupt(
         self, images: Tensor, generator: torch.Generator | None = None
     ) -> RestorationProblem:
-        """Measure images, with masks and noise drawn from `generator` (torch's own if None)."""
+        """Simulate the damage.
+
+        Args:
+            images: Images, shape (B, C, H, W), pixels in [0, 1].
+            generator: Source of random masks and noise; None uses torch's global generator.
+
+        Returns:
+            The problem with the images as ground truth.
+        """
         measurement = self.measurement_of(images, generator)
         measured = measurement(images)
         if self.noise:
@@ -93,12 +105,12 @@ class Damage(ABC):
     def problem_of(
         self, picture: Tensor, noise: float | None = None, hidden: Tensor | None = None
     ) -> RestorationProblem:
-        """The problem of restoring a picture that was damaged in this way.
+        """Return the problem of restoring a damaged picture.
 
         Args:
-            picture: What was measured, (1, 1 or 3, H, W), as it was read from a file.
-            noise: Standard deviation of its noise; estimated from the picture if None.
-            hidden: Which pixels are missing, (1, H, W); for damage that hides pixels.
+            picture: Damaged picture, shape (1, 1 or 3, H, W).
+            noise: Standard deviation of its noise; None estimates it from the picture.
+            hidden: Mask of the missing pixels, shape (1, H, W), for damage that hides pixels.
 
         Returns:
             The problem, without a ground truth.
@@ -112,28 +124,39 @@ class Damage(ABC):
             measurement = Mask((~hidden).to(picture)[None])
         else:
             raise ValueError(
-                f"the mask is {hidden.shape[2]}×{hidden.shape[1]} pixels and the picture "
-                f"{picture.shape[3]}×{picture.shape[2]}: a mask has the size of its picture"
+                f"the mask must have the size of the picture, {picture.shape[3]}×"
+                f"{picture.shape[2]} pixels, got {hidden.shape[2]}×{hidden.shape[1]}"
             )
         level = noise_level(picture) if noise is None else noise
         return RestorationProblem(about(measurement).only_measured(picture), measurement, level)
 
     def cropped(self, images: Tensor) -> Tensor:
-        """The largest part of images, from their upper left corner, that can be damaged."""
+        """Crop images to a size that the measurement supports, from the upper left corner.
+
+        Args:
+            images: Images, shape (B, C, H, W).
+        """
         return images
 
     def padded(self, images: Tensor) -> Tensor:
-        """Images, continued to the right and below to a size that can be damaged."""
+        """Pad images on the right and at the bottom to a size that the measurement supports.
+
+        Args:
+            images: Images, shape (B, C, H, W).
+        """
         return images
 
 
 @dataclass(frozen=True)
 class Denoising(Damage):
-    """Gaussian noise of standard deviation `noise` on every pixel.
+    """Gaussian noise on every pixel.
+
+    Args:
+        noise: Standard deviation, as a fraction of the pixel range.
 
     Examples:
-        >>> seen = eq.restoration.Denoising(noise=0.1).corrupt(torch.zeros(1, 1, 8, 8))
-        >>> seen.measured.shape, seen.noise
+        >>> problem = eq.restoration.Denoising(noise=0.1).corrupt(torch.zeros(1, 1, 8, 8))
+        >>> problem.measured.shape, problem.noise
         (torch.Size([1, 1, 8, 8]), 0.1)
     """
 
@@ -155,13 +178,16 @@ class Denoising(Damage):
 
 @dataclass(frozen=True)
 class Inpainting(Damage):
-    """A square window of every image is hidden, somewhere else in each.
+    """A hidden square window, at a random position in each image.
 
-    window: its side, as a share of the image's shorter one below 1, or in pixels from 1.
+    Args:
+        window: Side of the window: a fraction of the image's shorter side if below 1, otherwise
+            pixels.
+        noise: Standard deviation of the noise on the other pixels.
 
     Examples:
-        >>> seen = eq.restoration.Inpainting(window=4).corrupt(torch.ones(1, 1, 8, 8))
-        >>> seen.measured.sum()  # 16 of 64 pixels are hidden
+        >>> problem = eq.restoration.Inpainting(window=4).corrupt(torch.ones(1, 1, 8, 8))
+        >>> problem.measured.sum()  # 16 of 64 pixels are hidden
         tensor(48.)
     """
 
@@ -176,10 +202,10 @@ class Inpainting(Damage):
     @property
     def words(self) -> str:
         side = f"{self.window:.0%}" if self.window < 1 else f"{self.window:g} pixels"
-        return f"window of {side} a side hidden{self._and_noise}"
+        return f"a hidden window of {side} per side{self._and_noise}"
 
     def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
-        """Masks `(samples, 1, height, width)`: 0 in the window, 1 outside."""
+        """Return masks of shape (B, 1, H, W): 0 in the window, 1 outside."""
         samples, _, height, width = images.shape
         side = self.pixels(min(height, width))
         rows, columns = (
@@ -188,23 +214,34 @@ class Inpainting(Damage):
         return Mask((~(rows[:, None, :, None] & columns[:, None, None, :])).to(images.dtype))
 
     def pixels(self, size: int) -> int:
-        """The side of the window in an image of `size` pixels."""
+        """Return the side of the window in pixels.
+
+        Args:
+            size: Shorter side of the image in pixels.
+
+        Raises:
+            ValueError: If the window hides nothing, or a whole side of the image.
+        """
         side = round(self.window if self.window >= 1 else self.window * size)
         if not 1 <= side < size:
             raise ValueError(
-                f"a window of {self.window:g} hides {side} of {size} pixels a side: choose one "
-                "that hides some and leaves some"
+                f"window must hide at least one and at most {size - 1} of {size} pixels per side, "
+                f"got window={self.window:g}, which hides {side}"
             )
         return side
 
 
 @dataclass(frozen=True)
 class Deblurring(Damage):
-    """A Gaussian blur of standard deviation `width` pixels, and noise.
+    """A Gaussian blur, and noise.
+
+    Args:
+        width: Standard deviation of the blur in pixels.
+        noise: Standard deviation of the noise, as a fraction of the pixel range.
 
     Examples:
-        >>> seen = eq.restoration.Deblurring(width=1.0, noise=0.0).corrupt(torch.ones(1, 1, 8, 8))
-        >>> seen.measured.mean().round(decimals=3)
+        >>> damage = eq.restoration.Deblurring(width=1.0, noise=0.0)
+        >>> damage.corrupt(torch.ones(1, 1, 8, 8)).measured.mean().round(decimals=3)
         tensor(1.)
     """
 
@@ -234,8 +271,8 @@ class Deblurring(Damage):
         reach = Blur(self.width).reach
         if min(height, width) <= reach:
             raise ValueError(
-                f"a blur of {self.width:g} pixels reaches {reach} far, beyond a picture of "
-                f"{width}×{height}"
+                f"a blur of {self.width:g} pixels needs a picture of more than {reach} pixels per "
+                f"side, got {width}×{height}; lower the blur"
             )
         return super().problem_of(picture, noise, hidden)
 
@@ -245,7 +282,11 @@ class Deblurring(Damage):
 
 @dataclass(frozen=True)
 class SuperResolution(Damage):
-    """The mean over blocks of `factor`×`factor` pixels, and noise.
+    """Lower resolution by the mean over square blocks of pixels, and noise.
+
+    Args:
+        factor: Side of the blocks in pixels, at least 2.
+        noise: Standard deviation of the noise, as a fraction of the pixel range.
 
     Examples:
         >>> eq.restoration.SuperResolution(factor=2).corrupt(torch.ones(1, 1, 8, 8)).measured.shape
@@ -287,11 +328,15 @@ class SuperResolution(Damage):
 
 @dataclass(frozen=True)
 class Scattering(Damage):
-    """A share of the pixels of every image is missing, here and there, and noise on the others.
+    """Randomly missing pixels, and noise on the others.
+
+    Args:
+        share: Fraction of the pixels that is missing, between 0 and 1.
+        noise: Standard deviation of the noise, as a fraction of the pixel range.
 
     Examples:
-        >>> seen = eq.restoration.Scattering(share=0.5).corrupt(torch.ones(1, 1, 8, 8))
-        >>> 0 < seen.measured.mean() < 1
+        >>> problem = eq.restoration.Scattering(share=0.5).corrupt(torch.ones(1, 1, 8, 8))
+        >>> 0 < problem.measured.mean() < 1
         tensor(True)
     """
 
@@ -317,11 +362,14 @@ class Scattering(Damage):
 
 @dataclass(frozen=True)
 class Demosaicing(Damage):
-    """One color a pixel, as a camera's sensor sees it (Bayer's pattern, red first), and noise.
+    """One color per pixel, as measured by a camera's sensor (Bayer pattern RGGB), and noise.
+
+    Args:
+        noise: Standard deviation of the noise, as a fraction of the pixel range.
 
     Examples:
-        >>> seen = eq.restoration.Demosaicing().corrupt(torch.ones(1, 3, 4, 4))
-        >>> seen.measured.sum()  # a third of 48
+        >>> problem = eq.restoration.Demosaicing().corrupt(torch.ones(1, 3, 4, 4))
+        >>> problem.measured.sum()  # a third of 48
         tensor(16.)
     """
 
@@ -331,12 +379,12 @@ class Demosaicing(Damage):
 
     @property
     def words(self) -> str:
-        return f"one color a pixel{self._and_noise}"
+        return f"one color per pixel{self._and_noise}"
 
     def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         _, channels, height, width = images.shape
         if channels != 3:
-            raise ValueError(f"a mosaic is made of a picture of three colors, not {channels}")
+            raise ValueError(f"a mosaic needs a picture with 3 channels, got {channels}")
         return bayer_mosaic(height, width, images)
 
     def problem_of(
@@ -344,15 +392,15 @@ class Demosaicing(Damage):
     ) -> RestorationProblem:
         if picture.shape[1] == 3 and not bool((picture == picture[:, :1]).all()):
             raise ValueError(
-                "a mosaic has one number a pixel, and this is a picture in colors: --simulate "
-                "makes a mosaic of it first"
+                "a mosaic has one value per pixel, but this is a color picture; add --simulate to "
+                "turn it into a mosaic first"
             )
         level = noise_level(picture[..., ::2, ::2]) if noise is None else noise
         return super().problem_of(picture[:, :1].expand(-1, 3, -1, -1), level, hidden)
 
 
 def bayer_mosaic(height: int, width: int, like: Tensor) -> Mask:
-    """Bayer's pattern: red and green in even rows, green and blue in odd ones."""
+    """Return the Bayer pattern: red and green in even rows, green and blue in odd rows."""
     known = like.new_zeros(1, 3, height, width)
     for row, column, color in ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2)):
         known[:, color, row::2, column::2] = 1
@@ -361,7 +409,11 @@ def bayer_mosaic(height: int, width: int, like: Tensor) -> Mask:
 
 @dataclass(frozen=True)
 class Measured(Damage):
-    """Any differentiable measurement, with noise.
+    """Any differentiable measurement, and noise.
+
+    Args:
+        measurement: A, a differentiable map of images.
+        noise: Standard deviation of the noise, in the unit of the measured values.
 
     Examples:
         >>> damage = eq.restoration.Measured(lambda y: y.mean(dim=(2, 3)))
@@ -373,7 +425,7 @@ class Measured(Damage):
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        # A measurement need not consist of pixels.
+        # Measured values need not be pixels, so the noise may exceed 1.
         check_values(self, not_negative=("noise",))
 
     def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
@@ -397,11 +449,11 @@ _damages: Registry[Damage] = Registry(
 register_damage = _damages.register
 list_damages = _damages.names
 get_damage = _damages.create
-"""The damage of a name, with its options as keywords."""
+"""Create a damage by name, with its options as keyword arguments."""
 
 
 def photo_tasks() -> dict[str, type[Damage]]:
-    """The kinds of damage that `equilibria restore` undoes, by the name of the task."""
+    """Return the kinds of damage that `equilibria restore` offers, by the name of the task."""
     kinds = map(_damages.factory, list_damages())
     offered = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Damage)]
     return {kind.photo_task: kind for kind in offered if kind.photo_task}
@@ -410,10 +462,10 @@ def photo_tasks() -> dict[str, type[Damage]]:
 def _window(
     samples: int, size: int, side: int, device: torch.device, generator: torch.Generator | None
 ) -> Tensor:
-    """Which of `size` places lie in the window of each sample, whose start is drawn."""
-    places = size - side + 1
+    """Draw a window per sample; return a mask of its positions, shape (samples, size)."""
+    count = size - side + 1
     share = _drawn(torch.rand, (samples,), device, generator)
-    starts = (share * places).long().clamp_max(places - 1)
+    starts = (share * count).long().clamp_max(count - 1)
     offset = torch.arange(size, device=device)[None] - starts[:, None]
     return (offset >= 0) & (offset < side)
 
@@ -424,6 +476,6 @@ def _drawn(
     device: torch.device,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Random numbers, drawn where the generator is: its numbers are then those of any device."""
-    where = device if generator is None else generator.device
-    return draw(shape, generator=generator, device=where).to(device)
+    """Draw random numbers on the generator's device, which makes them independent of `device`."""
+    source = device if generator is None else generator.device
+    return draw(shape, generator=generator, device=source).to(device)

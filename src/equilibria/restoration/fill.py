@@ -1,4 +1,4 @@
-"""What a model draws where nothing was seen, joined to what was seen without a seam."""
+"""Insertion of generated pixels into a picture with missing ones, without a seam."""
 
 from __future__ import annotations
 
@@ -9,33 +9,42 @@ from equilibria.operators import Mask
 from equilibria.solvers import conjugate_gradients
 
 TOLERANCE = 1e-3
-"""Relative; the seam is that part of what the model is off by at the edge."""
+"""Relative tolerance. The remaining seam is this fraction of the model's error at the edge."""
 MAX_ITERATIONS = 2000
 
 
 @torch.no_grad()
 def seamless_fill(measurement: Mask, measured: Tensor, images: Tensor) -> Tensor:
-    """What was seen as it is, and elsewhere `images` plus a membrane e (Pérez et al., 2003).
+    """Fill hidden pixels with generated ones plus a smooth correction (Pérez et al., 2003).
 
-    e is what the images are off by where that is known, e = ŷ − x̂, and harmonic where it is not,
-    Δe = 0: the gradients are the model's, the edge of the hole is that of the measurement.
-    `Mask.fill` takes e = 0 instead.
+    The correction e is the error of the generated images where that is known, e = ŷ − x̂, and
+    harmonic elsewhere, Δe = 0. Filled areas have the gradients of the generated images and fit the
+    measured pixels at their edges. `Mask.fill` uses e = 0 instead.
+
+    Args:
+        measurement: Mask of the known pixels.
+        measured: Measured pixels ŷ, shape (B, C, H, W).
+        images: Generated images x̂, shape (B, C, H, W).
+
+    Returns:
+        Images with the measured pixels where these are known.
 
     Examples:
-        >>> known = torch.tensor([[[[1.0, 0.0, 1.0]]]])
-        >>> seen, drawn = torch.tensor([[[[0.2, 0.0, 0.6]]]]), torch.tensor([[[[0.1, 0.5, 0.1]]]])
-        >>> eq.restoration.seamless_fill(eq.operators.Mask(known), seen, drawn)
+        >>> mask = eq.operators.Mask(torch.tensor([[[[1.0, 0.0, 1.0]]]]))
+        >>> measured = torch.tensor([[[[0.2, 0.0, 0.6]]]])
+        >>> generated = torch.tensor([[[[0.1, 0.5, 0.1]]]])
+        >>> eq.restoration.seamless_fill(mask, measured, generated)
         tensor([[[[0.2000, 0.8000, 0.6000]]]])
     """
     hidden = (1 - measurement.known.to(images)).expand_as(images)
-    off = (1 - hidden) * (measured - images)
+    error = (1 - hidden) * (measured - images)
 
     def operator(rows: Tensor) -> Tensor:
         return (hidden * _laplacian(rows.reshape(images.shape))).flatten(1)
 
     membrane = conjugate_gradients(
         operator,
-        operator(-off.flatten(1)),
+        operator(-error.flatten(1)),
         tolerance=TOLERANCE,
         max_iterations=MAX_ITERATIONS,
     ).value
@@ -43,7 +52,7 @@ def seamless_fill(measurement: Mask, measured: Tensor, images: Tensor) -> Tensor
 
 
 def _laplacian(maps: Tensor) -> Tensor:
-    """Σ (v − v′) over the neighbors v′ of each pixel; beyond the edge there are none."""
+    """Return Σ (v − v′) over the neighbors v′ of each pixel within the image."""
     result = torch.zeros_like(maps)
     for dim in (2, 3):
         step = maps.diff(dim=dim)

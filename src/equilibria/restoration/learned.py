@@ -1,4 +1,4 @@
-"""Restore images with a trained model: one forward pass, or a search for a generator's latents."""
+"""Restorers with a trained model: one forward pass, or a search for a generator's latents."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from equilibria.restoration.tiles import answer, answer_in_tiles, takes_any_size
 
 
 class ModelRestorer(Restorer):
-    """What restorers with a trained model share: color channels, and pixels that are put back.
+    """Base class of restorers with a trained model.
 
     Attributes:
-        channels: Number of color channels that the model takes; None if it takes any.
-        any_size: Whether it restores pictures of any size.
+        channels: Number of color channels that the model accepts; None if it accepts any.
     """
 
     channels: int | None
 
     @property
     def any_size(self) -> bool:
+        """Whether the model accepts images of any size."""
         return False
 
     def restore(self, problem: RestorationProblem) -> Restored:
-        """Restore images in their own channels, whatever the model was trained on.
+        """Restore images with any number of channels.
 
-        A model of gray images restores color by color. For a model of colors, gray is three equal
-        ones. Pixels that were seen without noise are put back.
+        A model for gray images restores each color separately. A model for color images gets a gray
+        image as three equal channels. Pixels that were measured without noise are put back.
         """
-        began = perf_counter()
-        given = problem.measured.shape[1]
-        if self.channels in (None, given):
+        started = perf_counter()
+        channels = problem.measured.shape[1]
+        if self.channels in (None, channels):
             generated, images, solves = self._restored(problem)
         else:
-            inner, back = _in_channels(problem, int(self.channels or given))
+            inner, back = _in_channels(problem, int(self.channels or channels))
             generated, images, solves = self._restored(inner)
             is_filled = images is not generated
             generated = back(generated)
@@ -54,7 +54,7 @@ class ModelRestorer(Restorer):
             images=images,
             generated=generated,
             solves=solves,
-            seconds=perf_counter() - began,
+            seconds=perf_counter() - started,
         )
 
     def _restored(self, problem: RestorationProblem) -> tuple[Tensor, Tensor, list[Solve]]:
@@ -65,18 +65,18 @@ class ModelRestorer(Restorer):
         return generated, images, solves
 
     def generate(self, problem: RestorationProblem) -> tuple[Tensor, list[Solve]]:
-        """Return the images as the model makes them, and how each was solved."""
+        """Return the output of the model, and the outcome of the solve of each image."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class LearnedRestorer(ModelRestorer):
-    """Restores with a model that was trained to do so, in one forward pass.
+    """Restorer that applies a trained model in one forward pass.
 
     Args:
-        model: It takes the measured picture, or with `takes_measurement` the operator too.
-        channels: Number of color channels that it takes; None if it takes any.
-        tile: Side in pixels of the tiles of large pictures, for a model that takes any size.
+        model: Called with the measured picture and, if it sets `takes_measurement`, the operator.
+        channels: Number of color channels that the model accepts; None if it accepts any.
+        tile: Side in pixels of the tiles of large pictures, for a model that accepts any size.
 
     Examples:
         >>> from equilibria.models.restorers.model import deq_restorer
@@ -93,7 +93,6 @@ class LearnedRestorer(ModelRestorer):
 
     @property
     def any_size(self) -> bool:
-        """Whether the model accepts images of any size."""
         return takes_any_size(self.model)
 
     @torch.no_grad()
@@ -103,21 +102,21 @@ class LearnedRestorer(ModelRestorer):
                 images = answer_in_tiles(self.model, problem, self.tile)
             else:
                 images = answer(self.model, problem)
-        pieces = [solves_of(solution, solution.message) for solution in record.solutions]
-        solves = [worst(row) for row in zip(*pieces, strict=True)] or [Solve()] * len(images)
+        tiles = [solves_of(solution, solution.message) for solution in record.solutions]
+        solves = [worst(row) for row in zip(*tiles, strict=True)] or [Solve()] * len(images)
         return images, solves
 
 
 @dataclass(frozen=True)
 class GeneratorRestorer(ModelRestorer):
-    """Restores by searching for the latents whose image explains the measurement best (`restore`).
+    """Restorer that searches for the latents whose image fits the measurement best (`restore`).
 
     Args:
-        generator: A model that maps latents to images.
-        channels: Number of color channels of its images; None to take those of the measurement.
+        generator: Model that maps latents to images.
+        channels: Number of color channels of its images; None uses that of the measurement.
         search: Options of `restore`: iterations, ridge, starts, engine, prior.
-        stop_at_noise: End a search where noise explains what is left.
-        seed: Of the random starts.
+        stop_at_noise: End a search once the misfit is at most the expected norm of the noise.
+        seed: Seed of the random starts.
 
     Examples:
         >>> from equilibria.models.generators.decoders import opteq_decoder
@@ -140,18 +139,18 @@ class GeneratorRestorer(ModelRestorer):
         search = dict(self.search)
         if self.stop_at_noise:
             search["noise"] = problem.noise
-        found = restore(
+        result = restore(
             self.generator, problem.measured, problem.measurement, seed=self.seed, **search
         )
-        return found.images, solves_of(found, lambda row: found.messages[row])
+        return result.images, solves_of(result, lambda row: result.messages[row])
 
 
 def _in_channels(
     problem: RestorationProblem, channels: int
 ) -> tuple[RestorationProblem, Callable[[Tensor], Tensor]]:
-    """Return one image in the channels of a model, and the way back to its own."""
+    """Return the problem of one image in `channels` channels, and the inverse transform."""
     if channels == 1:
-        # The colors of one image take the place of the samples.
+        # The colors of the image become the samples of a batch.
         measured = problem.measured.transpose(0, 1)
         return replace(problem, measured=measured), lambda images: images.transpose(0, 1)
     measured = problem.measured.expand(-1, channels, -1, -1)

@@ -1,10 +1,10 @@
-"""The minimizer of what was measured of a photograph and of a learned prior.
+"""Minimizer of the sum of a data term and a learned prior of photographs.
 
     y* = argmin (w/2)‖Ay − x‖² + R_σ(y),  w = (σ/ν)²/λ
 
-Here ν is the noise of x, σ the noise level that the prior is given, λ its strength, and R_σ is no
-more concave than `concavity` < 1. Where A is the identity the objective is strongly convex, so that
-y* is unique. Where A hides something the file bounds how much better an image nearby can be.
+Here ν is the noise of x, σ the noise level of the prior, λ its strength, and the eigenvalues of
+∇²R_σ are at least −`concavity` > −1. If A is the identity, the objective is strongly convex and y*
+is unique. If A loses information, `RestoredPhotos` bounds the improvement by a nearby image.
 """
 
 from __future__ import annotations
@@ -41,19 +41,18 @@ from equilibria.solvers import Accelerated, Anderson, Solution
 from equilibria.solvers.convergence import Iterate, StoppingCriterion
 from equilibria.solvers.method import Method
 
-MIRRORED = 8
-"""Pixels by which a picture goes on beyond its edges, reflected, while it is restored."""
-STEEPEST = 1e-2
-"""Of the gradient of the objective, its root mean square over the prior's noise level, where a
-solve without a proof ends."""
-
-POWERS = 10
-"""Steps of the power iteration that tells how steep a measurement of one's own is."""
+MIRRORED_PIXELS = 8
+"""Pixels by which a picture is extended at each edge, by reflection, while it is restored."""
+GRADIENT_TOLERANCE = 1e-2
+"""Root mean square of the gradient at which a solve without an error bound stops, in units of the
+prior's noise level."""
+POWER_ITERATIONS = 10
+"""Iterations that estimate the norm of the derivative of a custom measurement."""
 
 
 @dataclass(frozen=True)
 class ErrorBelow(StoppingCriterion):
-    """√(‖T(y) − y*‖²/pixels) ≤ `level`, proven: ‖T(y) − y*‖ ≤ q/(1−q)·‖T(y) − y‖."""
+    """Proven √(‖T(y) − y*‖²/pixels) ≤ `level`, from ‖T(y) − y*‖ ≤ q/(1−q)·‖T(y) − y‖."""
 
     level: float
     contraction: float
@@ -64,8 +63,8 @@ class ErrorBelow(StoppingCriterion):
 
 
 @dataclass(frozen=True)
-class FlatBelow(StoppingCriterion):
-    """The root mean square of ∇G is at most `level`; T(y) − y is `length` times −∇G."""
+class GradientBelow(StoppingCriterion):
+    """Root mean square of ∇G at most `level`, with T(y) − y = −`length`·∇G."""
 
     level: float
     length: float
@@ -77,13 +76,17 @@ class FlatBelow(StoppingCriterion):
 
 @dataclass(frozen=True)
 class Iteration:
-    """One iteration of a solve, as an observer sees it."""
+    """One iteration of a solve, for observers.
+
+    Attributes:
+        count: Number of the iteration, from 1.
+        images: Images after the iteration, without the mirrored edge.
+        objective: Computes the objective of each image.
+    """
 
     count: int
     images: Tensor
-    """The images after the iteration, without the mirrored edge."""
     objective: Callable[[], Tensor]
-    """Computes the objective of each image."""
 
 
 Observer = Callable[[Iteration], None]
@@ -91,31 +94,31 @@ Observer = Callable[[Iteration], None]
 
 @dataclass(frozen=True)
 class _Observed(StoppingCriterion):
-    """Another criterion; `see` gets each state that it is asked about."""
+    """A criterion that passes each state to `on_state` before it is evaluated."""
 
     criterion: StoppingCriterion
-    see: Callable[[Tensor], None]
+    on_state: Callable[[Tensor], None]
 
     def reached(self, iterate: Iterate) -> Tensor:
         state = iterate.problem.unpack(iterate.image)
         assert isinstance(state, Tensor)
-        self.see(state)
+        self.on_state(state)
         return self.criterion.reached(iterate)
 
 
 class _Trace:
-    """The objective at the start and at every state that it is called with."""
+    """Record of the objective at the start and at every state that it is called with."""
 
     def __init__(self, objective: Any, start: Tensor) -> None:
         self.objective = objective
-        self.found: list[Tensor] = [objective.value(start)]
+        self.recorded: list[Tensor] = [objective.value(start)]
 
     def __call__(self, state: Tensor) -> None:
-        self.found.append(self.objective.value(state))
+        self.recorded.append(self.objective.value(state))
 
     @property
     def values(self) -> Tensor:
-        return torch.stack(self.found)
+        return torch.stack(self.recorded)
 
 
 def _solve(
@@ -123,39 +126,44 @@ def _solve(
     inputs: tuple[Tensor, ...],
     start: Tensor,
     solver: Method | None,
-    *watchers: Callable[[Tensor], None] | None,
+    *callbacks: Callable[[Tensor], None] | None,
 ) -> Solution:
-    """Solve; each watcher gets the state after every iteration."""
-    seeing = [watcher for watcher in watchers if watcher is not None]
+    """Solve, and pass the state to each callback after every iteration."""
+    active = [callback for callback in callbacks if callback is not None]
 
-    def see(state: Tensor) -> None:
-        for watcher in seeing:
-            watcher(state)
+    def on_state(state: Tensor) -> None:
+        for callback in active:
+            callback(state)
 
-    if seeing:
-        usual = layer.solver if solver is None else solver
-        solver = replace(usual, stop=_Observed(usual.criterion, see))
+    if active:
+        chosen = layer.solver if solver is None else solver
+        solver = replace(chosen, stop=_Observed(chosen.criterion, on_state))
     return layer.solve(inputs, start, solver=solver)
 
 
 class PhotoMinimizer(nn.Module):
-    """Restores pictures of any size, gray or colored, with values in [0, 1].
+    """Restorer of gray or color pictures of any size, with pixels in [0, 1].
 
-    A measurement of one's own is a linear operator or any differentiable map of images; the picture
-    then ends at its edges. Where a map changes the size of pictures `restore` needs a `start`.
+    A custom measurement is a linear operator or any differentiable map of images. Pictures of a
+    custom measurement are not extended at their edges. If a map changes the size of pictures,
+    `restore` needs a `start`.
 
-    noise: ν, of what was measured, as a fraction of the pixel range. level: σ of the prior, ν where
-        nothing but noise was added.
-    strength: λ of the prior: the data term weighs (σ/ν)²/λ.
-    accuracy: where a solve ends, as a proven root mean square distance to the exact minimizer; by
-        default a gray level.
-    factor: how much finer the restored picture is.
-    box: the step, or the steps, of a quantization that x went through (see `DataFidelity`).
+    Args:
+        prior: Prior R of pictures.
+        noise: Standard deviation ν of the noise of the measured values.
+        level: Noise level σ of the prior; by default `noise`.
+        strength: Strength λ of the prior; the data term has the weight (σ/ν)²/λ.
+        accuracy: Proven root mean square distance to the exact minimizer at which a solve stops; by
+            default one gray level.
+        max_iterations: Limit of the iterations of a solve.
+        factor: Factor by which the resolution of the restored picture is higher.
+        box: Step of the quantization of the measured values, or a tensor of steps (see
+            `DataFidelity`).
 
     Examples:
         >>> restorer = eq.restoration.PhotoMinimizer(eq.models.photo_prior(), noise=0.1)
-        >>> found = restorer.restore(0.5 + 0.1 * torch.randn(1, 1, 24, 24))
-        >>> found.images.shape, found.bound <= 1 / 255  # of the distance to the exact minimizer
+        >>> restored = restorer.restore(0.5 + 0.1 * torch.randn(1, 1, 24, 24))
+        >>> restored.images.shape, restored.bound <= 1 / 255  # distance to the exact minimizer
         (torch.Size([1, 1, 24, 24]), tensor([True]))
         >>> restorer.restore(torch.rand(1, 1, 24, 24), eq.operators.Blur(1.5)).images.shape
         torch.Size([1, 1, 24, 24])
@@ -176,7 +184,7 @@ class PhotoMinimizer(nn.Module):
         box: float | Tensor = 0.0,
     ) -> None:
         super().__init__()
-        # A measurement that is no picture may have another unit than pixels.
+        # The noise may exceed 1 if the measured values are not pixels.
         check_positive(noise=noise, strength=strength)
         check_positive_pixels(level=level, accuracy=accuracy)
         if level is None:
@@ -193,12 +201,15 @@ class PhotoMinimizer(nn.Module):
         self._traced_tile: int | None = None
         self._trace: _Trace | None = None
         self.solutions: list[Solution] = []
-        """How the solves of `forward` ended, one a piece."""
+        """Solutions of `forward`, one per tile."""
 
     def reach(self, accuracy: float) -> int:
-        """Overlap of pieces in pixels; a heuristic, not a proof.
+        """Return the overlap of tiles in pixels; a heuristic without a proof.
 
         The bound on the error of the whole picture includes the effect of cut edges.
+
+        Args:
+            accuracy: Not used.
         """
         return 4 * self.prior.size
 
@@ -206,7 +217,12 @@ class PhotoMinimizer(nn.Module):
     def forward(
         self, measured: Tensor, measurement: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
-        """The minimizer for a piece of a picture, which ends at its edges."""
+        """Return the minimizer for a tile, which is not extended at its edges.
+
+        Args:
+            measured: Measured values of the tile, shape (B, 1 or 3, H, W).
+            measurement: Measurement operator A of the tile; by default the identity.
+        """
         operator = Identity() if measurement is None else measurement
         start = self.guess(measured, operator)
         layer, inputs = self.layer(measured, operator, start)
@@ -229,15 +245,21 @@ class PhotoMinimizer(nn.Module):
         trace: bool = False,
         observe: Observer | None = None,
     ) -> RestoredPhotos:
-        """Find the minimizer.
+        """Compute the minimizer.
 
         Args:
-            measured: x, (B, 1 or 3, H, W) for a measurement of pictures.
-            measurement: A; the identity if None.
-            start: Where the solve begins; a guess of the operator's if None.
-            solver: Another solver than the usual one.
-            trace: Keep the objective of every iteration.
+            measured: Measured values x, shape (B, 1 or 3, H, W) for pictures.
+            measurement: Measurement operator A; by default the identity.
+            start: Start of the solve; by default the operator's first guess.
+            solver: Solver; by default an accelerated method that stops at `accuracy`.
+            trace: Record the objective of every iteration.
             observe: Called after every iteration.
+
+        Returns:
+            The pictures with a bound on their error.
+
+        Raises:
+            ValueError: If the picture is too small, not finite, or does not fit the measurement.
         """
         padded, operator = self.mirrored(measured, measurement)
         edge = self.margin(operator) * self.factor
@@ -257,33 +279,33 @@ class PhotoMinimizer(nn.Module):
         trace: bool = False,
         observe: Observer | None = None,
     ) -> RestoredPhotos:
-        """Find the minimizer of a large picture from that of its overlapping tiles.
+        """Compute the minimizer of a large picture, starting from those of overlapping tiles.
 
-        The tiles fade into each other. One gradient of the objective of the whole picture then
-        bounds the distance to its minimizer; where that exceeds the accuracy, the solve goes on
-        with the whole picture. It keeps two pictures in memory instead of sixteen.
+        The tiles fade into each other. The gradient of the objective of the whole picture bounds
+        the distance to its minimizer; if the bound exceeds the accuracy, a solve of the whole
+        picture follows, with a solver that keeps two pictures in memory instead of sixteen.
 
         Args:
-            problem: What is restored.
+            problem: The problem of the whole picture.
             tile: Side of the tiles, in pixels of the restored picture.
-            progress: Goes through the tiles, to show how many are done.
-            trace: Keep the objective of every iteration of the solve of the tile in the middle.
+            progress: Wraps the sequence of tiles, for example to show a progress bar.
+            trace: Record the objective of every iteration for the tile in the middle.
             observe: Called after every iteration of the solve of the whole picture.
         """
 
-        def noted(tiles: Sequence[Any]) -> Iterable[Any]:
+        def with_traced_tile(tiles: Sequence[Any]) -> Iterable[Any]:
             self._traced_tile = len(self.solutions) + len(tiles) // 2 if trace else None
             return progress(tiles)
 
         padded, operator = self.mirrored(problem.measured, problem.measurement)
         whole = RestorationProblem(padded, operator, problem.noise)
-        start = answer_in_tiles(self, whole, tile, noted)
-        found = self.finish(problem, padded, operator, start, low_memory=True, observe=observe)
-        done = [solution.iterations.amax() for solution in self.solutions]
-        iterations = found.solution.iterations + torch.stack(done).amax()
-        solution = replace(found.solution, iterations=iterations)
+        start = answer_in_tiles(self, whole, tile, with_traced_tile)
+        restored = self.finish(problem, padded, operator, start, low_memory=True, observe=observe)
+        in_tiles = [solution.iterations.amax() for solution in self.solutions]
+        iterations = restored.solution.iterations + torch.stack(in_tiles).amax()
+        solution = replace(restored.solution, iterations=iterations)
         return replace(
-            found,
+            restored,
             solution=solution,
             solves=solves_of(solution, solution.message),
             trace=None if self._trace is None else self._trace.values,
@@ -302,8 +324,19 @@ class PhotoMinimizer(nn.Module):
         trace: bool = False,
         observe: Observer | None = None,
     ) -> RestoredPhotos:
-        """Solve from a start, for what `mirrored` gives, and drop the mirrored edge."""
-        began = perf_counter()
+        """Solve from a given start, and remove the mirrored edge.
+
+        Args:
+            problem: The problem to report.
+            padded: Measured values with mirrored edges, from `mirrored`.
+            operator: Measurement operator of `padded`, from `mirrored`.
+            start: Start of the solve, with mirrored edges.
+            solver: Solver; by default the layer's.
+            low_memory: Use a solver that stores two pictures.
+            trace: Record the objective of every iteration.
+            observe: Called after every iteration.
+        """
+        started = perf_counter()
         layer, inputs = self.layer(padded, operator, start, low_memory=low_memory)
         edge = self.margin(operator) * self.factor
 
@@ -314,11 +347,11 @@ class PhotoMinimizer(nn.Module):
         objective, count = layer.objective(inputs), itertools.count(1)
         traced = _Trace(objective, start) if trace else None
 
-        def see(state: Tensor) -> None:
+        def report(state: Tensor) -> None:
             if observe is not None:
                 observe(Iteration(next(count), inside(state), lambda: objective.value(state)))
 
-        solution = _solve(layer, inputs, start, solver, traced, None if observe is None else see)
+        solution = _solve(layer, inputs, start, solver, traced, None if observe is None else report)
         cell, state = layer.cell, solution.state
         assert isinstance(cell, PhotoCell)
         assert isinstance(state, Tensor)
@@ -331,7 +364,7 @@ class PhotoMinimizer(nn.Module):
             images=images,
             generated=images,
             solves=solves_of(solution, solution.message),
-            seconds=perf_counter() - began,
+            seconds=perf_counter() - started,
             strength=self.strength,
             steepness=((image - state) / cell.damping).square().flatten(1).mean(dim=1).sqrt(),
             solution=solution,
@@ -349,7 +382,14 @@ class PhotoMinimizer(nn.Module):
         *,
         low_memory: bool = False,
     ) -> tuple[EquilibriumLayer, tuple[Tensor, Tensor]]:
-        """The equilibrium layer whose output is the minimizer, and its inputs."""
+        """Return the equilibrium layer whose output is the minimizer, and its inputs.
+
+        Args:
+            measured: Measured values x.
+            measurement: Measurement operator A.
+            start: Start of the solve, which defines the shape of the pictures.
+            low_memory: Use a solver that stores two pictures.
+        """
         context, layout = Context(), (tuple(start.shape[1:]),)
         spread = self.noise * math.sqrt(self.strength)
         data = DataFidelity(measurement, spread, box=self.box, image_shape=layout[0])
@@ -357,21 +397,22 @@ class PhotoMinimizer(nn.Module):
         bounds = self.prior.bounds(context, layout)
         assert bounds.curvature is not None
         assert bounds.concavity is not None
-        bend, top = float(bounds.concavity), float(bounds.curvature)
+        concavity, curvature = float(bounds.concavity), float(bounds.curvature)
         if isinstance(measurement, LinearOperator):
             norm = float(measurement.to(measured).norm_bound(layout[0]))
-            known = weight if about(measurement).keeps_all and not data.has_box else 0.0
+            data_convexity = weight if about(measurement).keeps_all and not data.has_box else 0.0
         else:
-            norm, known = _norm_near(measurement, start), -math.inf
-        cell = PhotoCell(data, self.prior, top + weight * norm**2, known - bend)
+            norm, data_convexity = _norm_near(measurement, start), -math.inf
+        convexity = data_convexity - concavity
+        cell = PhotoCell(data, self.prior, curvature + weight * norm**2, convexity)
         contraction = cell.limits.contraction
-        # No sample is dropped: a mask may have one for each.
+        # Converged samples stay in the batch, because a measurement may have one mask per sample.
         options: dict[str, Any] = {"max_iterations": self.max_iterations, "drop_share": 1.0}
         if contraction is None:
-            stop: StoppingCriterion = FlatBelow(STEEPEST * self.level, cell.damping)
+            stop: StoppingCriterion = GradientBelow(GRADIENT_TOLERANCE * self.level, cell.damping)
             solver: Method = Anderson(memory=8, stop=stop, **options)
         else:
-            # Where there is one minimizer, a bolder search finds it in fewer steps.
+            # For a unique minimizer, overrelaxation needs fewer iterations.
             stop = ErrorBelow(self.accuracy, contraction)
             solver = Anderson(memory=10, damping=3.0, stop=stop, **options)
         if low_memory:
@@ -380,19 +421,31 @@ class PhotoMinimizer(nn.Module):
         return layer, (measured, measured.new_full((len(measured),), self.level))
 
     def guess(self, measured: Tensor, measurement: Callable[[Tensor], Tensor]) -> Tensor:
-        """Where a solve starts."""
+        """Return the default start of a solve.
+
+        Args:
+            measured: Measured values.
+            measurement: Measurement operator.
+        """
         return about(measurement).first_guess(measured, self.noise)
 
     def mirrored(
         self, measured: Tensor, measurement: Callable[[Tensor], Tensor] | None
     ) -> tuple[Tensor, LinearOperator | Callable[[Tensor], Tensor]]:
-        """Return the measured picture, extended beyond its edges.
+        """Return the measured picture with mirrored edges, and the operator for it.
 
         Pictures of a custom measurement are returned unchanged, since their size may be fixed.
+
+        Args:
+            measured: Measured values, shape (B, C, H, W).
+            measurement: Measurement operator; None for the identity.
+
+        Raises:
+            ValueError: If the picture is not finite or too small.
         """
         check_images(measured, measured.shape[1] if measured.dim() == 4 else 1)
         if not bool(measured.isfinite().all()):
-            raise ValueError("the picture has values that are NaN or infinite")
+            raise ValueError("the picture must be finite, got NaN or infinite values")
         operator = Identity() if measurement is None else measurement
         margin = self.margin(operator)
         if margin:
@@ -400,8 +453,7 @@ class PhotoMinimizer(nn.Module):
         if min(measured.shape[2:]) <= margin:
             height, width = measured.shape[2:]
             raise ValueError(
-                f"a picture of {width}×{height} pixels is too small to be restored: it needs more "
-                f"than {margin} a side"
+                f"the picture must have more than {margin} pixels per side, got {width}×{height}"
             )
         about(operator).check(measured)
         if margin:
@@ -409,12 +461,16 @@ class PhotoMinimizer(nn.Module):
         return reflect(measured, margin), operator
 
     def margin(self, measurement: object) -> int:
-        """Pixels of what was measured that are mirrored at every edge."""
-        return math.ceil(MIRRORED / self.factor) if about(measurement).continues else 0
+        """Return the number of measured pixels that are mirrored at each edge.
+
+        Args:
+            measurement: Measurement operator.
+        """
+        return math.ceil(MIRRORED_PIXELS / self.factor) if about(measurement).continues else 0
 
 
 def _norm_near(measurement: Callable[[Tensor], Tensor], start: Tensor) -> float:
-    """About the norm of the derivative of a map at a picture, by a power iteration: no bound."""
+    """Estimate the norm of the derivative of a map at a picture; not an upper bound."""
     with torch.enable_grad():
         y = start[:1].detach().requires_grad_()
         image = measurement(y)
@@ -423,11 +479,11 @@ def _norm_near(measurement: Callable[[Tensor], Tensor], start: Tensor) -> float:
         return torch.autograd.grad(image, y, rows, retain_graph=True)[0]
 
     def pushed(direction: Tensor) -> Tensor:
-        """Jv, as the derivative of ⟨Jᵀu, v⟩ in u."""
+        """Return Jv, as the derivative of ⟨Jᵀu, v⟩ in u."""
         with torch.enable_grad():
             rows = torch.zeros_like(image).requires_grad_()
             (back,) = torch.autograd.grad(image, y, rows, create_graph=True)
             return torch.autograd.grad(back, rows, direction)[0]
 
     first = seeded_vector(tuple(y.shape), y)
-    return 1.1 * float(pushed(leading_vector(pushed, pulled, first, POWERS)).norm())
+    return 1.1 * float(pushed(leading_vector(pushed, pulled, first, POWER_ITERATIONS)).norm())

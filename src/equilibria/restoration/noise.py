@@ -1,4 +1,4 @@
-"""How much noise a picture has, of the picture alone."""
+"""Estimate of the noise level of a single picture."""
 
 from __future__ import annotations
 
@@ -8,24 +8,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-LEAST_NOISE = 1 / 255
-"""What rounding to 256 levels, and all that is not known of a picture, amount to."""
-SIDE = 8
-"""Differences a side of a block, of 16×16 pixels."""
-SMOOTHEST = 0.1
-"""The share of the blocks that are taken for smooth."""
-EXPOSED = (0.04, 0.96)
-"""Between black and white, where noise is cut off."""
+MIN_NOISE = 1 / 255
+"""Smallest estimate. Rounding to 256 levels makes a smaller one meaningless."""
+BLOCK_SIDE = 8
+"""Differences per side of a block, which has 16×16 pixels."""
+SMOOTH_QUANTILE = 0.1
+"""Quantile of the blocks' noise that is taken as that of smooth blocks."""
+UNCLIPPED = (0.04, 0.96)
+"""Mean values of blocks whose noise is not clipped at black or white."""
 
 
 @torch.no_grad()
 def noise_level(images: Tensor) -> float:
-    """The deviation of white noise in images (B, C, H, W), of what their smoothest blocks show.
+    """Estimate the standard deviation of white noise from the smoothest blocks of images.
 
-    Of every 2×2 pixels the diagonal difference (a − b − c + d)/2 is noise of the same deviation
-    where a picture is smooth. Of its root mean squares over blocks, those in black and white left
-    out, the lower tenth divides smooth blocks from others; of noise alone it is 1.28/√(2n) below
-    the deviation, with n differences a block. At least a gray level of 256.
+    In smooth areas the diagonal difference (a − b − c + d)/2 of 2×2 pixels is noise with the same
+    standard deviation. The estimate is the 10 % quantile of its root mean square over blocks
+    without black or white areas. For pure noise this quantile is smaller than the standard
+    deviation by a factor 1 − 1.28/√(2n), with n differences per block, which is corrected.
+
+    Args:
+        images: Images, shape (B, C, H, W), pixels in [0, 1].
+
+    Returns:
+        The standard deviation as a fraction of the pixel range, at least 1/255.
+
+    Raises:
+        ValueError: If the images have a single row or column.
 
     Examples:
         >>> noise = 0.1 * torch.randn(1, 1, 64, 64)
@@ -34,15 +43,17 @@ def noise_level(images: Tensor) -> float:
     """
     height, width = (size // 2 * 2 for size in images.shape[-2:])
     if min(height, width) < 2:
-        raise ValueError("the noise of a picture of one row or column cannot be told: give it")
+        raise ValueError(
+            "noise cannot be estimated from a picture with one row or column; specify the noise"
+        )
     pixels = images[..., :height, :width].double()
     rows = pixels[..., ::2, :] - pixels[..., 1::2, :]
     squares = ((rows[..., ::2] - rows[..., 1::2]) / 2).square()
-    side = min(SIDE, height // 2, width // 2)
+    side = min(BLOCK_SIDE, height // 2, width // 2)
     power = F.avg_pool2d(squares, side).flatten()
-    light = F.avg_pool2d(pixels, 2 * side).flatten()
-    exposed = power[(light > EXPOSED[0]) & (light < EXPOSED[1])]
-    power = exposed if len(exposed) else power
-    quantile = float(power.sqrt().quantile(SMOOTHEST))
-    below = 1.28 / math.sqrt(2 * side**2) if len(power) > 1 else 0.0
-    return max(quantile / max(1 - below, 0.1), LEAST_NOISE)
+    brightness = F.avg_pool2d(pixels, 2 * side).flatten()
+    unclipped = power[(brightness > UNCLIPPED[0]) & (brightness < UNCLIPPED[1])]
+    power = unclipped if len(unclipped) else power
+    quantile = float(power.sqrt().quantile(SMOOTH_QUANTILE))
+    bias = 1.28 / math.sqrt(2 * side**2) if len(power) > 1 else 0.0
+    return max(quantile / max(1 - bias, 0.1), MIN_NOISE)

@@ -1,7 +1,7 @@
-"""Restore photographs with the learned prior that comes with the package.
+"""Restoration of photographs with the learned prior of the package.
 
 `PhotoRestorer.restore` chooses the strength λ of the prior, splits large pictures into tiles, and
-finds the minimizer (`minimizer.py`).
+computes the minimizer (`minimizer.py`).
 """
 
 from __future__ import annotations
@@ -19,36 +19,40 @@ from equilibria.energies import OpponentPrior
 from equilibria.models.restorers.photo import photo_prior
 from equilibria.registry import check_positive, check_positive_pixels
 from equilibria.restoration.minimizer import Observer, PhotoMinimizer
-from equilibria.restoration.noise import LEAST_NOISE
+from equilibria.restoration.noise import MIN_NOISE
 from equilibria.restoration.problem import RestorationProblem
 from equilibria.restoration.proof import RestoredPhotos
 from equilibria.restoration.restorer import Restorer
-from equilibria.restoration.tiles import USUAL_SIDE
+from equilibria.restoration.tiles import DEFAULT_SIDE
 
 PRIOR_LEVEL = 0.12
-"""Least σ of the prior where A hides something, as that is far less certain than what was measured.
-The best of eight values on pictures that are in no table (scikit-learn's two, four validation
-images of CamVid)."""
-TRIALS = 5
-"""Solves in which the discrepancy principle finds its weight."""
-MIDDLE = 192
-"""Side in pixels of the middle of a picture, on which that is done."""
+"""Smallest σ of the prior if A loses information, because lost pixels are far less certain.
+
+The best of eight values on pictures that are in no table.
+"""
+DISCREPANCY_SOLVES = 5
+"""Number of solves in which the discrepancy principle finds λ."""
+DISCREPANCY_SIDE = 192
+"""Side in pixels of the middle of a picture that these solves use."""
 
 
 @dataclass(frozen=True)
 class PhotoRestorer(Restorer):
-    """Restores photographs of any size by minimizing ½‖Ay − x‖² + λR(y) (see `minimizer.py`).
+    """Restorer of photographs of any size, which minimizes ½‖Ay − x‖² + λR(y).
+
+    See `minimizer.py` for the objective.
 
     Args:
-        prior: R; the one that comes with the package if None.
-        strength: λ. For denoising it is the factor by which the noise level that the prior is given
-            exceeds the true one, which keeps the objective convex; 1 if None. For other damage None
-            means the λ at which the misfit is that of the noise (Morozov's discrepancy principle).
-        accuracy: Where a solve ends, as a proven root mean square distance to the exact minimizer,
-            or the equivalent where nothing is proven.
-        level: Least noise level σ of the prior for damage other than noise.
+        prior: R; by default the learned prior of the package.
+        strength: λ. For denoising it is the ratio between the noise level of the prior and that of
+            the picture, which keeps the objective convex; by default 1. For other damage the
+            default is the λ at which the misfit equals the norm of the noise (Morozov's discrepancy
+            principle).
+        accuracy: Root mean square distance to the exact minimizer at which a solve stops; a
+            fraction of the pixel range. If nothing is proven, an equivalent gradient norm.
+        level: Smallest noise level σ of the prior for damage other than noise.
         tile: Side in pixels of the tiles of large pictures.
-        trace: Keep the objective of every iteration.
+        trace: Record the objective of every iteration.
 
     Examples:
         >>> picture = torch.full((1, 1, 16, 16), 0.5)
@@ -62,7 +66,7 @@ class PhotoRestorer(Restorer):
     strength: float | None = None
     accuracy: float = 1 / 255
     level: float = PRIOR_LEVEL
-    tile: int = USUAL_SIDE
+    tile: int = DEFAULT_SIDE
     trace: bool = False
 
     def __post_init__(self) -> None:
@@ -77,18 +81,18 @@ class PhotoRestorer(Restorer):
         progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
         observe: Observer | None = None,
     ) -> RestoredPhotos:
-        """Restore pictures (B, 1 or 3, H, W), in tiles if they are large.
+        """Restore pictures, in tiles if they are large.
 
         Args:
-            problem: What was measured.
-            progress: Goes through the tiles, to show how many are done.
+            problem: The problem, with pictures of shape (B, 1 or 3, H, W).
+            progress: Wraps the sequence of tiles, for example to show a progress bar.
             observe: Called after every iteration; for a picture in tiles, after every iteration of
                 the solve of the whole picture.
 
         Returns:
-            The pictures, the strength, what is proven, and with `trace` the objective.
+            The pictures, the strength, a bound on their error, and with `trace` the objective.
         """
-        began = perf_counter()
+        started = perf_counter()
         if (scale := problem.scale) is not None:
             inner = RestorationProblem(scale.to(problem.measured), problem.measurement, scale.noise)
             restored = self.restore(inner, progress=progress, observe=observe)
@@ -108,12 +112,20 @@ class PhotoRestorer(Restorer):
             restored = minimizer.restore_in_tiles(
                 problem, self.tile, progress, trace=self.trace, observe=observe
             )
-        seconds = perf_counter() - began
+        seconds = perf_counter() - started
         return replace(restored, problem=problem, strength=strength, seconds=seconds)
 
     def minimizer(self, problem: RestorationProblem, strength: float) -> PhotoMinimizer:
-        """Return the minimizer of the objective with the prior's `strength`."""
-        noise = max(problem.noise, LEAST_NOISE)
+        """Return the minimizer of the objective.
+
+        Args:
+            problem: The problem.
+            strength: λ, the strength of the prior.
+
+        Raises:
+            ValueError: If strength times noise exceeds the pixel range.
+        """
+        noise = max(problem.noise, MIN_NOISE)
         if problem.about.keeps_all:
             check_positive_pixels(noise=noise)
             level = noise * strength
@@ -133,20 +145,24 @@ class PhotoRestorer(Restorer):
         )
 
     def discrepancy(self, problem: RestorationProblem) -> float:
-        """Return the λ at which the misfit ‖Ay − x‖ is that of the noise, on the picture's middle.
+        """Return the λ at which the misfit ‖Ay − x‖ equals the norm of the noise.
 
-        The misfit rises with λ; log λ is bisected between 1/30 and 30.
+        The misfit increases with λ. log λ is bisected between λ = 1/30 and λ = 30, on the middle of
+        the picture.
+
+        Args:
+            problem: The problem.
         """
-        part = problem.middle(MIDDLE)
-        noise = max(part.noise, LEAST_NOISE)
+        part = problem.middle(DISCREPANCY_SIDE)
+        noise = max(part.noise, MIN_NOISE)
         low, high = -math.log(30), math.log(30)
-        for _ in range(TRIALS):
+        for _ in range(DISCREPANCY_SOLVES):
             strength = math.exp((low + high) / 2)
             restored = self.minimizer(part, strength).restore(part.measured, part.measurement)
-            left = part.measurement(restored.images) - part.measured
-            counted = part.about.counted(left)
-            size = math.sqrt(float((left * counted).square().sum() / counted.sum()))
-            low, high = (low, (low + high) / 2) if size > noise else ((low + high) / 2, high)
+            error = part.measurement(restored.images) - part.measured
+            counted = part.about.counted(error)
+            misfit = math.sqrt(float((error * counted).square().sum() / counted.sum()))
+            low, high = (low, (low + high) / 2) if misfit > noise else ((low + high) / 2, high)
         return math.exp((low + high) / 2)
 
     @cached_property

@@ -1,9 +1,9 @@
-"""Poisson noise: photon counts, restored in a scale in which their noise is Gaussian.
+"""Poisson noise: photon counts, restored after a transform that makes their noise Gaussian.
 
-The number of photons that a pixel of brightness y counts is z ~ Poisson(peak·y), with the standard
-deviation √(peak·y). Its Anscombe transform 2√(z + 3/8) has a standard deviation of about 1 whatever
-y is, so that a prior for Gaussian noise applies. The mean of the transform is not the transform of
-the mean; the inverse corrects for that (Mäkitalo and Foi, 2011).
+The photon count of a pixel of brightness y is z ~ Poisson(peak·y), with standard deviation
+√(peak·y). Its Anscombe transform 2√(z + 3/8) has a standard deviation of about 1 for any y, so a
+prior for Gaussian noise applies. The mean of the transform is not the transform of the mean; the
+inverse corrects for that (Mäkitalo and Foi, 2011).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from equilibria.registry import check_positive, check_values
 from equilibria.restoration.damage import Damage, register_damage
 from equilibria.restoration.problem import RestorationProblem
 
-MOST_TABULATED = 100.0
-"""Mean count up to which the inverse is computed by sums; above, its expansion is exact to 1e-4."""
-TABLE = 2048
+MAX_TABULATED = 100.0
+"""Mean count up to which the inverse is tabulated. Above, its expansion is exact to 1e-4."""
+TABLE_SIZE = 2048
 
 
 @register_damage("poisson")
@@ -32,9 +32,9 @@ TABLE = 2048
 class Poisson(Damage):
     """Photon counts: x ~ Poisson(peak·y)/peak.
 
-    Attributes:
-        noise: Standard deviation of a white pixel, 1/√peak. A pixel of brightness y has √y times
-            that.
+    Args:
+        noise: Standard deviation of a white pixel, 1/√peak. That of a pixel of brightness y is
+            smaller by a factor √y.
 
     Examples:
         >>> damage = eq.restoration.Poisson(noise=0.1)
@@ -78,7 +78,8 @@ class Poisson(Damage):
     ) -> RestorationProblem:
         if noise is None:
             raise ValueError(
-                "how many photons does a white pixel count? Give --noise 1/√N, such as 0.1 for 100"
+                "the noise of photon counts must be specified: pass --noise 1/√N, with N the count "
+                "of a white pixel, such as 0.1 for 100 photons"
             )
         return self._problem(picture, None)
 
@@ -90,7 +91,7 @@ class Poisson(Damage):
 
 @dataclass(frozen=True)
 class Anscombe:
-    """Anscombe's transform of photon counts, shifted and scaled so that [0, 1] becomes [0, 1].
+    """Anscombe's transform of photon counts, shifted and scaled such that it maps [0, 1] to [0, 1].
 
     Args:
         peak: Mean number of photons of a white pixel.
@@ -115,27 +116,27 @@ class Anscombe:
         return 2 * math.sqrt(self.peak + 3 / 8) - self._black
 
     def to(self, values: Tensor) -> Tensor:
-        """Transform brightnesses."""
+        """Transform brightness values."""
         counts = self.peak * values.clamp_min(0)
         return (2 * (counts + 3 / 8).sqrt() - self._black) / self._span
 
     def back(self, values: Tensor) -> Tensor:
-        """Return the brightnesses whose counts have these means of their transform."""
+        """Return the brightness values whose transformed counts have these means."""
         means = self._black + self._span * values.double()
-        counts, known = self._table
-        place = torch.searchsorted(known, means.contiguous()).clamp(1, TABLE - 1)
-        share = (means - known[place - 1]) / (known[place] - known[place - 1])
-        root = counts[place - 1] + share.clamp_min(0) * (counts[place] - counts[place - 1])
+        roots, table = self._table
+        index = torch.searchsorted(table, means.contiguous()).clamp(1, TABLE_SIZE - 1)
+        share = (means - table[index - 1]) / (table[index] - table[index - 1])
+        root = roots[index - 1] + share.clamp_min(0) * (roots[index] - roots[index - 1])
         expansion = (means / 2).square() - 1 / 8
-        found = torch.where(means < known[-1], root.square(), expansion)
-        return (found / self.peak).to(values)
+        counts = torch.where(means < table[-1], root.square(), expansion)
+        return (counts / self.peak).to(values)
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
-        """√λ of mean counts λ, and the mean of the transform of counts with that mean."""
-        roots = torch.linspace(0, math.sqrt(MOST_TABULATED), TABLE, dtype=torch.float64)
-        most = int(MOST_TABULATED + 12 * math.sqrt(MOST_TABULATED) + 20)
-        counts = torch.arange(most, dtype=torch.float64)
+        """√λ of mean counts λ, and the mean of the transform of counts with mean λ."""
+        roots = torch.linspace(0, math.sqrt(MAX_TABULATED), TABLE_SIZE, dtype=torch.float64)
+        largest = int(MAX_TABULATED + 12 * math.sqrt(MAX_TABULATED) + 20)
+        counts = torch.arange(largest, dtype=torch.float64)
         rates = roots.square()[:, None]
         logarithm = torch.xlogy(counts, rates) - rates - torch.lgamma(counts + 1)
         return roots, logarithm.exp() @ (2 * (counts + 3 / 8).sqrt())

@@ -1,4 +1,4 @@
-"""A restoration problem: what was measured of images, how, and with how much noise."""
+"""Restoration problems: measured values, the measurement operator, and the noise."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class NoiseScale(Protocol):
         """Transform measured values."""
 
     def back(self, values: Tensor) -> Tensor:
-        """Return the image of which these transformed values are the means."""
+        """Return the values whose noisy measurements have these means after the transform."""
 
 
 @dataclass(frozen=True)
 class RestorationProblem:
-    """Find images y of which x = Ay + noise was measured.
+    """The problem of finding images y, given x = Ay + noise.
 
     Args:
         measured: x, one row per image.
-        measurement: A, any differentiable map of images. It may differ from image to image.
+        measurement: A, any differentiable map of images. It may differ between images.
         noise: Standard deviation of the noise.
-        truth: y, where it is known, to compare with.
-        scale: A transform of the measured values after which their noise is Gaussian, if it is not.
-            Only `PhotoRestorer` uses it; `noise` is then an average.
+        truth: True images y, if known, for comparison.
+        scale: Transform of the measured values that makes their noise Gaussian, if it is not. Only
+            `PhotoRestorer` uses it; `noise` is then an average.
 
     Examples:
         >>> damage = eq.restoration.SuperResolution(factor=2)
@@ -57,15 +57,19 @@ class RestorationProblem:
 
     @property
     def about(self) -> ImageMeasurement:
-        """What restoration must know of the measurement."""
+        """Properties of the measurement that restoration needs."""
         return about(self.measurement)
 
     def picture(self, size: tuple[int, ...]) -> Tensor | None:
-        """Return what was measured as images of this height and width; None if it is no picture."""
+        """Return the measured values as images, or None if they are not images.
+
+        Args:
+            size: Height and width of the images.
+        """
         picture = getattr(self.measurement, "picture", None)
         if callable(picture):
-            shown: Tensor = picture(self.measured)
-            return shown
+            images: Tensor = picture(self.measured)
+            return images
         is_picture = self.measured.dim() == 4 and tuple(self.measured.shape[2:]) == tuple(size)
         return self.measured if is_picture else None
 
@@ -75,7 +79,7 @@ class RestorationProblem:
         Args:
             rows: Rows of the measured values.
             columns: Columns of the measured values.
-            scale: How many times finer the images are than the measured values.
+            scale: Factor by which the resolution of the images is higher.
         """
         height, width = self.measured.shape[2:]
         fine = [slice(s.start * scale, s.stop * scale) for s in (rows, columns)]
@@ -88,7 +92,12 @@ class RestorationProblem:
         )
 
     def middle(self, side: int) -> RestorationProblem:
-        """Return the problem of the middle; it begins at even pixels, as a mosaic does."""
-        tops = (max(0, size - side) // 4 * 2 for size in self.measured.shape[2:])
-        rows, columns = (slice(top, top + side) for top in tops)
+        """Return the problem of the middle of the picture.
+
+        Args:
+            side: Side of the middle, in measured pixels.
+        """
+        # Start at even pixels, to keep the pattern of a mosaic.
+        starts = (max(0, size - side) // 4 * 2 for size in self.measured.shape[2:])
+        rows, columns = (slice(start, start + side) for start in starts)
         return self.part(rows, columns)

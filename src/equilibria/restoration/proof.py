@@ -1,4 +1,4 @@
-"""Restored photographs, and what is proven of them: error bound, possible gain, uncertainty."""
+"""Restored photographs with proven accuracy: error bound, possible gain, uncertainty."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ GRAY_LEVEL = 1 / 255
 
 @dataclass(frozen=True, kw_only=True)
 class RestoredPhotos(Restored):
-    """Restored photographs, and what is proven of them.
+    """Restored photographs with bounds on their error.
 
     Args:
-        steepness: ‖∇G(y)‖ of each image, over the square root of its pixels.
-        solution: The solve, with the mirrored edge.
-        start: Where it began.
-        cell: The map that was solved, with the objective G.
-        is_scaled: Whether the solve, its trace and what is proven are those of transformed values
+        steepness: Root mean square of ∇G(y) of each image.
+        solution: Solution, with the mirrored edge.
+        start: Start of the solve.
+        cell: The map of the solve, with the objective G.
+        is_scaled: Whether the solve, its trace and the bounds are those of transformed values
             (`RestorationProblem.scale`).
-        noise_term: Value of the data term of each image where the misfit is that of the noise.
+        noise_term: Data term of each image if the misfit equals the norm of the noise.
 
     Examples:
         >>> minimizer = eq.restoration.PhotoMinimizer(eq.models.photo_prior(), noise=0.1)
@@ -54,16 +54,16 @@ class RestoredPhotos(Restored):
 
     @property
     def bound(self) -> Tensor | None:
-        """Proven bound of the root mean square distance to the exact minimizer y*.
+        """Proven bound on the root mean square distance to the exact minimizer y*.
 
-        None where A hides something, so that the objective is not proven convex.
+        None if A loses information, because the objective is then not proven convex.
         """
         # ‖∇G(y)‖/m ≥ ‖y − y*‖.
         return self.steepness / self.cell.convexity if self.cell.convexity > 0 else None
 
     @cached_property
     def objective(self) -> Tensor:
-        """G at the start of the solve and at the answer, (2, B)."""
+        """G at the start and at the end of the solve, shape (2, B)."""
         objective = self.cell.objective(self.solution.context)
         with torch.no_grad():
             ends = (self.start, self.solution.state)
@@ -71,17 +71,17 @@ class RestoredPhotos(Restored):
 
     @property
     def statement(self) -> str:
-        """What is proven of the images, in one sentence.
+        """Sentence on the proven accuracy of the images.
 
-        How much better an image nearby can be is given as a share of the objective. Where that
-        exceeds the objective, as for a flat image, it is given as a share of the value that the
-        data term has if the misfit is that of the noise.
+        Without a bound on the error, it states the largest improvement of the objective by a nearby
+        image, relative to the objective. For a nearly flat image, whose objective is about zero, it
+        is relative to the data term at the noise level.
         """
         if self.bound is not None:
             levels = (
                 f"within {float(self.bound.max()) * 255:.2f} gray levels of the exact minimizer"
             )
-            return f"{levels}, in the scale of even noise" if self.is_scaled else levels
+            return f"{levels}, on the scale with uniform noise" if self.is_scaled else levels
         done = bool(self.solution.converged.all())
         status = "converged" if done else "not converged"
         gain = self.gain_within()
@@ -91,8 +91,8 @@ class RestoredPhotos(Restored):
             )
         objective, of = self.objective[-1], ""
         if bool((gain >= objective).any()):
-            # The objective of a flat picture is about zero, and no gain is a sensible share of it.
-            objective, of = objective.maximum(self.noise_term), " of what the noise contributes"
+            # The objective of a flat picture is about zero, and every gain is a large share of it.
+            objective, of = objective.maximum(self.noise_term), " of the contribution of the noise"
         share = float((gain / objective).max())
         return (
             f"{status}; no picture within one gray level lowers the objective by more than "
@@ -100,12 +100,16 @@ class RestoredPhotos(Restored):
         )
 
     def gain_within(self, radius: float = GRAY_LEVEL) -> Tensor | None:
-        """Bound how much lower G is at any picture z near the answer y.
+        """Return a bound on how much lower G is at any picture z near the result y.
 
-        "Near" is a root mean square distance of at most `radius`.
+        G(z) ≥ G(y) + ⟨∇G(y), z − y⟩ + (m/2)‖z − y‖², with m ≤ ∇²G everywhere. If A is linear, −m is
+        the concavity of the prior.
 
-        G(z) ≥ G(y) + ⟨∇G(y), z − y⟩ + (m/2)‖z − y‖², with m ≤ ∇²G everywhere: with −m the concavity
-        of the prior, if A is linear. None where A is not.
+        Args:
+            radius: Largest root mean square distance between z and y.
+
+        Returns:
+            One bound per image, or None if A is not linear.
         """
         check_not_negative(radius=radius)
         convexity = self.cell.convexity
@@ -119,11 +123,19 @@ class RestoredPhotos(Restored):
         return state[0].numel() * (self.steepness * far - convexity / 2 * far.square())
 
     def standard_errors(self, level: float, probes: int = 16, seed: int = 0) -> Tensor:
-        """About how far each pixel may be from the truth: σ·√diag(H⁻¹), H = ∇²G at the answer.
+        """Estimate the standard error of each pixel: σ·√diag(H⁻¹), H = ∇²G at the result.
 
-        That is the posterior's deviation where G/σ² is its negative logarithm and is as curved
-        everywhere as here. The diagonal is an estimate (Hutchinson: the mean of z·H⁻¹z over random
-        signs z), and there is none where H is not positive. level: σ, that of the prior.
+        This is the standard deviation of the posterior in Laplace's approximation, if its negative
+        logarithm is G/σ². The diagonal is estimated by Hutchinson's method: the mean of z·H⁻¹z over
+        random signs z. It needs a positive definite H.
+
+        Args:
+            level: σ, the noise level of the prior.
+            probes: Number of random sign vectors z.
+            seed: Seed of the random signs.
+
+        Returns:
+            Standard errors in the shape of the solved state, with the mirrored edge.
         """
         check_positive_pixels(level=level)
         check_at_least_one(probes=probes)
@@ -135,16 +147,16 @@ class RestoredPhotos(Restored):
         assert isinstance(image, Tensor)
 
         def curved(rows: Tensor) -> Tensor:
-            """H v = (v − Jv)/length of the gradient step, whose Jacobian J is symmetric."""
+            """Return H v = (v − Jv)/length, with J the symmetric Jacobian of the gradient step."""
             (pulled,) = torch.autograd.grad(image, y, rows.reshape(y.shape), retain_graph=True)
             return (rows - pulled.flatten(1)) / length
 
-        chance = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         total = torch.zeros_like(state)
         for _ in range(probes):
-            signs = torch.randint(2, state.shape, generator=chance).to(state) * 2 - 1
-            found = conjugate_gradients(
+            signs = torch.randint(2, state.shape, generator=generator).to(state) * 2 - 1
+            solution = conjugate_gradients(
                 curved, signs.flatten(1), tolerance=1e-2, max_iterations=200
             )
-            total += signs * found.value.reshape(state.shape)
+            total += signs * solution.value.reshape(state.shape)
         return level * (total / probes).clamp_min(0).sqrt()

@@ -1,4 +1,4 @@
-"""What every restorer takes and gives: `Restorer.restore(problem) -> Restored`."""
+"""Base class of restorers, `Restorer.restore(problem) -> Restored`, and their result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from equilibria.solvers import Status
 
 @dataclass(frozen=True)
 class Solve:
-    """How the solve or the search for one image ended; empty where there was none.
+    """Outcome of the solve or the search for one image; empty if there was none.
+
+    Args:
+        status: Name of the `Status`, in words.
+        residual: Relative residual.
+        iterations: Number of iterations.
+        message: Sentence on the outcome.
 
     Examples:
         >>> from equilibria.restoration.restorer import Solve
@@ -31,18 +37,18 @@ class Solve:
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """Restored images with all that a report shows of them.
+    """Restored images, with the outcome of their solves.
 
     Args:
-        problem: What was restored.
-        images: The restored images, (B, C, H, W).
-        solves: How the solve of each image ended.
-        seconds: Wall-clock time.
-        generated: The images as a model makes them, before pixels that were seen without noise are
-            put back; the same tensor as `images` where none are.
-        strength: λ, the weight of the prior that was used; None for a method without one.
-        trace: Objective at the start and after each iteration, (iterations + 1, B), if the restorer
-            was told to keep it.
+        problem: The problem that was solved.
+        images: Restored images, shape (B, C, H, W).
+        solves: Outcome of the solve of each image.
+        seconds: Wall-clock time in seconds.
+        generated: Output of the model, before pixels that were measured without noise are put back;
+            the same tensor as `images` if there are none.
+        strength: λ, the weight of the prior; None for a method without one.
+        trace: Objective at the start and after each iteration, shape (iterations + 1, B), if the
+            restorer records it.
         traces_tile: Whether the trace is that of the tile in the middle of a large picture.
 
     Examples:
@@ -63,25 +69,25 @@ class Restored:
 
     @property
     def picture(self) -> Tensor | None:
-        """What was measured, as images of the size of the restored ones; None if it is none."""
+        """Measured values as images of the restored size; None if they are not images."""
         return self.problem.picture(tuple(self.images.shape[2:]))
 
     @property
     def bound(self) -> Tensor | None:
-        """Proven bound of the root mean square distance of each image to the exact minimizer.
+        """Proven bound on the root mean square distance of each image to the exact minimizer.
 
-        None where nothing is proven.
+        None if nothing is proven.
         """
         return None
 
     @property
     def statement(self) -> str:
-        """One sentence on what is proven of the images; "" where nothing is."""
+        """Sentence on the proven accuracy of the images; "" if nothing is proven."""
         return ""
 
     @property
     def best_trace(self) -> Tensor | None:
-        """The lowest value of the objective up to each iteration."""
+        """Lowest objective up to each iteration; None without a trace."""
         return None if self.trace is None else self.trace.cummin(dim=0).values
 
 
@@ -90,45 +96,49 @@ class Restorer(ABC):
 
     Examples:
         >>> from equilibria.restoration.restorer import Solve
-        >>> class Nothing(eq.restoration.Restorer):
+        >>> class Unchanged(eq.restoration.Restorer):
         ...     def restore(self, problem):
-        ...         same, solves = problem.measured, [Solve()]
+        ...         images, solves = problem.measured, [Solve()]
         ...         return eq.restoration.Restored(
-        ...             problem=problem, images=same, generated=same, solves=solves, seconds=0.0
+        ...             problem=problem, images=images, generated=images, solves=solves, seconds=0.0
         ...         )
         >>> problem = eq.restoration.Denoising(noise=0.1).corrupt(torch.rand(1, 1, 8, 8))
-        >>> Nothing().restore(problem).images.shape
+        >>> Unchanged().restore(problem).images.shape
         torch.Size([1, 1, 8, 8])
     """
 
     @abstractmethod
     def restore(self, problem: RestorationProblem) -> Restored:
-        """Restore the images of a problem."""
+        """Restore the images of a problem.
+
+        Args:
+            problem: Measured values, measurement operator and noise.
+        """
 
 
 def worst(solves: Sequence[Solve]) -> Solve:
-    """Return a solve that did not converge, if any; otherwise the one with most iterations."""
+    """Return a solve that did not converge, or else the solve with the most iterations."""
     return max(solves, key=lambda solve: (solve.status != "converged", solve.iterations or 0))
 
 
-def solves_of(found: Any, message: Callable[[int], str]) -> list[Solve]:
-    """Describe a solution or a search, image by image.
+def solves_of(result: Any, message: Callable[[int], str]) -> list[Solve]:
+    """Return the outcome of a solve or a search for each image.
 
     Args:
-        found: It has a `status`, a `residual` and `iterations` per image.
-        message: Gives the message for the image of an index.
+        result: Result with a `status`, a `residual` and `iterations` per image.
+        message: Returns the message for the image with a given index.
     """
     return [
         Solve(
-            status=status_name(int(found.status[row])),
-            residual=float(found.residual[row]),
-            iterations=int(found.iterations[row]),
+            status=status_name(int(result.status[row])),
+            residual=float(result.residual[row]),
+            iterations=int(result.iterations[row]),
             message=message(row),
         )
-        for row in range(len(found.status))
+        for row in range(len(result.status))
     ]
 
 
 def status_name(status: int) -> str:
-    """Return the name of a status in words."""
+    """Return the name of a status code in words."""
     return Status(status).name.lower().replace("_", " ")

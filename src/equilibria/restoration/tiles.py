@@ -1,4 +1,4 @@
-"""A trained restorer applied to a problem: at once, or in overlapping tiles without a seam."""
+"""Application of a trained restorer to a problem, in one piece or in overlapping tiles."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from equilibria.equilibrium import EquilibriumLayer
 from equilibria.operators import Identity
 from equilibria.restoration.problem import RestorationProblem
 
-USUAL_SIDE = 512
-"""Of a piece, in pixels of the restored image."""
+DEFAULT_SIDE = 512
+"""Side of a tile, in pixels of the restored image."""
 BLEND = 16
-"""Pixels over which one piece fades into the next."""
-EXACT = 1e-6
-"""How much of what is out of reach may count where nothing is solved."""
+"""Pixels over which one tile fades into the next."""
+EXACT_TOLERANCE = 1e-6
+"""Tolerance of models without solves, for the influence of pixels beyond their reach."""
 
 
-def answer(model: nn.Module, seen: RestorationProblem) -> Tensor:
-    """Apply a model that was trained to restore (G of JIIO's Eq. 23).
+def answer(model: nn.Module, problem: RestorationProblem) -> Tensor:
+    """Apply a model that was trained to restore images (G of JIIO's Eq. 23).
 
     Examples:
         >>> from equilibria.models.restorers.model import deq_restorer
         >>> from equilibria.restoration.tiles import answer
         >>> restorer = deq_restorer(in_channels=1, channels=8)
-        >>> seen = eq.restoration.Denoising(noise=0.1).corrupt(torch.rand(1, 1, 8, 8))
-        >>> answer(restorer, seen).shape
+        >>> problem = eq.restoration.Denoising(noise=0.1).corrupt(torch.rand(1, 1, 8, 8))
+        >>> answer(restorer, problem).shape
         torch.Size([1, 1, 8, 8])
     """
     if getattr(model, "takes_measurement", False):
-        restored: Tensor = model(seen.measured, seen.measurement)
+        restored: Tensor = model(problem.measured, problem.measurement)
     else:
-        restored = model(_pictured(model, seen).measured)
+        restored = model(_as_picture(model, problem).measured)
     return restored
 
 
-def _pictured(model: nn.Module, seen: RestorationProblem) -> RestorationProblem:
-    """Return the picture of what was measured as a problem, for a model that takes only that."""
-    picture = seen.picture(tuple(seen.measured.shape[2:]))
+def _as_picture(model: nn.Module, problem: RestorationProblem) -> RestorationProblem:
+    """Return the measured picture as a problem, for a model whose only input is a picture."""
+    picture = problem.picture(tuple(problem.measured.shape[2:]))
     if picture is None:
         raise ValueError(
-            f"{type(model).__name__} restores pictures, but the measurement makes none: give it "
-            "a measurement with a `picture` method, or use a generator"
+            f"{type(model).__name__} restores pictures, but the measured values are not a picture: "
+            "use a measurement with a `picture` method, or a generator"
         )
-    return RestorationProblem(picture, Identity(), seen.noise)
+    return RestorationProblem(picture, Identity(), problem.noise)
 
 
 def takes_any_size(model: nn.Module) -> bool:
-    """Whether a restorer takes pictures of any size: it then says how far a pixel looks.
+    """Whether a restorer accepts pictures of any size, and states its receptive field as `reach`.
 
     Examples:
         >>> from equilibria.models.restorers.model import deq_restorer
@@ -65,47 +65,57 @@ def takes_any_size(model: nn.Module) -> bool:
 
 def answer_in_tiles(
     model: nn.Module,
-    seen: RestorationProblem,
+    problem: RestorationProblem,
     side: int | None = None,
     progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Tensor:
-    """What `answer` gives, in overlapping pieces where the picture is larger than one.
+    """Apply a trained restorer, in overlapping tiles if the picture is larger than one.
 
-    A pixel is taken only from pieces whose cut edges are out of its reach (`model.reach`, at the
-    tolerance of the model's solves), and fades from one piece into the next.
+    A pixel is taken only from tiles whose cut edges are beyond its reach (`model.reach`, at the
+    tolerance of the model's solves). Tiles fade into each other.
 
-    side: of a piece, in pixels of the restored image; by default 512, or what the reach asks for.
-    progress: goes through the pieces, to show how many are done.
+    Args:
+        model: Restorer for pictures of any size, with a method `reach`.
+        problem: The problem, with a measured picture.
+        side: Side of a tile, in pixels of the restored image; by default 512, or more if the reach
+            of the model requires it.
+        progress: Wraps the sequence of tiles, for example to show a progress bar.
+
+    Returns:
+        The restored images.
+
+    Raises:
+        ValueError: If the tiles are too small for the reach of the model.
 
     Examples:
         >>> restorer = eq.restoration.PhotoMinimizer(eq.models.photo_prior(), noise=0.1)
-        >>> seen = eq.restoration.Denoising(noise=0.1).corrupt(torch.rand(1, 1, 40, 60))
-        >>> eq.restoration.answer_in_tiles(restorer, seen).shape
+        >>> problem = eq.restoration.Denoising(noise=0.1).corrupt(torch.rand(1, 1, 40, 60))
+        >>> eq.restoration.answer_in_tiles(restorer, problem).shape
         torch.Size([1, 1, 40, 60])
     """
     if not getattr(model, "takes_measurement", False):
-        seen = _pictured(model, seen)
+        problem = _as_picture(model, problem)
     scale = getattr(model, "factor", 1)
-    height, width = seen.measured.shape[2:]
+    height, width = problem.measured.shape[2:]
     layers = [layer for layer in model.modules() if isinstance(layer, EquilibriumLayer)]
-    accuracy = min((layer.solver.tolerance for layer in layers), default=EXACT)
+    accuracy = min((layer.solver.tolerance for layer in layers), default=EXACT_TOLERANCE)
     margin = math.ceil(model.reach(accuracy) / scale)  # type: ignore[operator]
     overlap = 2 * margin + math.ceil(BLEND / scale)
-    # So large that about half of what is computed is kept at least, in each direction.
-    tile = max(USUAL_SIDE // scale, 2 * overlap) if side is None else side // scale
+    # Large enough that at least about half of each side is kept.
+    tile = max(DEFAULT_SIDE // scale, 2 * overlap) if side is None else side // scale
     if max(height, width) <= tile:
-        return answer(model, seen)
+        return answer(model, problem)
     if tile <= overlap:
         raise ValueError(
-            f"pieces of {tile * scale} pixels are too small, for a restored pixel looks "
-            f"{margin * scale} pixels far: give them at least {2 * overlap * scale}"
+            f"tiles must have at least {2 * overlap * scale} pixels per side, because a restored "
+            f"pixel depends on pixels at a distance of {margin * scale}, got {tile * scale}"
         )
     total: Tensor | None = None
-    weight = seen.measured.new_zeros(height * scale, width * scale)
+    weight = problem.measured.new_zeros(height * scale, width * scale)
     rows, columns = (_starts(size, tile, overlap) for size in (height, width))
     for top, left in progress([*product(rows, columns)]):
         bottom, right = min(top + tile, height), min(left + tile, width)
-        part = answer(model, seen.part(slice(top, bottom), slice(left, right), scale))
+        part = answer(model, problem.part(slice(top, bottom), slice(left, right), scale))
         fades = [
             _fade(start * scale, end * scale, size * scale, margin * scale, part)
             for start, end, size in ((top, bottom, height), (left, right, width))
@@ -121,16 +131,16 @@ def answer_in_tiles(
 
 
 def _starts(size: int, tile: int, overlap: int) -> list[int]:
-    """Where pieces of one size begin that cover a side, evenly spread."""
+    """Return the starts of evenly spaced tiles that cover a side."""
     if size <= tile:
         return [0]
     count = math.ceil((size - overlap) / (tile - overlap))
-    return [round(place * (size - tile) / (count - 1)) for place in range(count)]
+    return [round(index * (size - tile) / (count - 1)) for index in range(count)]
 
 
 def _fade(start: int, end: int, size: int, margin: int, like: Tensor) -> Tensor:
-    """How much a piece counts along a side: nothing near a cut, and ever more farther from it."""
-    place = torch.arange(start, end, device=like.device, dtype=like.dtype)
-    from_cut = [place - start] * (start > 0) + [end - 1 - place] * (end < size)
+    """Return the weight of a tile along a side: zero near a cut, then a ramp up to one."""
+    position = torch.arange(start, end, device=like.device, dtype=like.dtype)
+    from_cut = [position - start] * (start > 0) + [end - 1 - position] * (end < size)
     ramps = [((distance - margin + 1) / BLEND).clamp(0, 1) for distance in from_cut]
-    return math.prod(ramps, start=torch.ones_like(place))
+    return math.prod(ramps, start=torch.ones_like(position))

@@ -1,4 +1,4 @@
-"""The classical prior of pictures, total variation, to compare with."""
+"""Restoration by total variation, a classical prior, for comparison."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from equilibria.registry import check_at_least_one, check_positive
 from equilibria.restoration.problem import RestorationProblem
 
 WEIGHTS = (0.3, 0.7, 1.0, 1.5, 3.0)
-"""Weights that are compared, over the noise."""
+"""Weights that are compared, in units of the noise."""
 STEP = 0.99 / 8**0.5
-"""‖∇‖² ≤ 8 for differences in two directions."""
+"""Step size of the dual variable; ‖∇‖² ≤ 8 for differences in two directions."""
 
 
 @torch.no_grad()
@@ -23,15 +23,15 @@ def least_variation(
     start: Tensor,
     iterations: int = 200,
 ) -> Tensor:
-    """Minimize ½‖Ay − x‖² + weight · TV(y), TV isotropic and of all colors together.
+    """Minimize ½‖Ay − x‖² + weight · TV(y), with isotropic TV, joint over the colors.
 
-    By Condat and Vũ's primal-dual steps (2013), with the exact adjoint of A.
+    Uses the primal-dual method of Condat and Vũ (2013) with the exact adjoint of A.
 
     Examples:
-        >>> seen = torch.rand(1, 1, 16, 16)
+        >>> noisy = torch.rand(1, 1, 16, 16)
         >>> from equilibria.restoration.total_variation import least_variation
-        >>> flat = least_variation(seen, eq.operators.Identity(), 10.0, start=seen)
-        >>> bool(flat.std() < 0.01 * seen.std())
+        >>> flat = least_variation(noisy, eq.operators.Identity(), 10.0, start=noisy)
+        >>> bool(flat.std() < 0.01 * noisy.std())
         True
     """
     check_positive(weight=weight)
@@ -42,7 +42,7 @@ def least_variation(
     y, dual = start.clone(), start.new_zeros(2, *start.shape)
     for _ in range(iterations):
         gradient = measurement.adjoint(measurement(y) - measured)
-        new = y - primal * (gradient + _divergence_adjoint(dual))
+        new = y - primal * (gradient + _differences_adjoint(dual))
         dual = dual + dual_step * _differences(2 * new - y)
         size = dual.square().sum(dim=(0, 2), keepdim=True).sqrt()
         dual = dual / (size / weight).clamp_min(1)
@@ -51,11 +51,11 @@ def least_variation(
 
 
 def best_variation(problem: RestorationProblem) -> Tensor:
-    """Return the picture of least variation, with the best of several weights if that is known.
+    """Restore by total variation with the best of several weights.
 
     Args:
-        problem: With a ground truth the weight of the least squared error counts, an oracle;
-            otherwise the weight is that of the noise.
+        problem: The problem. With a ground truth, the weight with the smallest squared error is
+            used (an oracle); otherwise the weight follows from the noise.
     """
     measurement = problem.measurement
     assert isinstance(measurement, LinearOperator)
@@ -64,26 +64,27 @@ def best_variation(problem: RestorationProblem) -> Tensor:
     truth = problem.truth
     if truth is None:
         return least_variation(problem.measured, measurement, scale, start)
-    found = [
+    candidates = [
         least_variation(problem.measured, measurement, weight * scale, start) for weight in WEIGHTS
     ]
-    shown = truth.clamp(0, 1)
-    return min(found, key=lambda images: float((images.clamp(0, 1) - shown).square().mean()))
+    clamped = truth.clamp(0, 1)
+    return min(candidates, key=lambda images: float((images.clamp(0, 1) - clamped).square().mean()))
 
 
 def _differences(y: Tensor) -> Tensor:
-    found = y.new_zeros(2, *y.shape)
-    found[0, ..., :-1, :] = y[..., 1:, :] - y[..., :-1, :]
-    found[1, ..., :-1] = y[..., 1:] - y[..., :-1]
-    return found
+    """Return ∇y: differences between rows and between columns."""
+    result = y.new_zeros(2, *y.shape)
+    result[0, ..., :-1, :] = y[..., 1:, :] - y[..., :-1, :]
+    result[1, ..., :-1] = y[..., 1:] - y[..., :-1]
+    return result
 
 
-def _divergence_adjoint(dual: Tensor) -> Tensor:
-    """∇ᵀ: the transpose of `_differences`."""
+def _differences_adjoint(dual: Tensor) -> Tensor:
+    """Apply ∇ᵀ, the transpose of `_differences`."""
     rows, columns = dual
-    found = torch.zeros_like(rows)
-    found[..., 1:, :] += rows[..., :-1, :]
-    found[..., :-1, :] -= rows[..., :-1, :]
-    found[..., 1:] += columns[..., :-1]
-    found[..., :-1] -= columns[..., :-1]
-    return found
+    result = torch.zeros_like(rows)
+    result[..., 1:, :] += rows[..., :-1, :]
+    result[..., :-1, :] -= rows[..., :-1, :]
+    result[..., 1:] += columns[..., :-1]
+    result[..., :-1] -= columns[..., :-1]
+    return result

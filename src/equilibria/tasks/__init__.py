@@ -1,4 +1,4 @@
-"""What networks are trained to do: losses and measures sample by sample, and one evaluation."""
+"""Training tasks: per-sample losses and measures, and the evaluation of models."""
 
 from equilibria.tasks.base import Task, create_task, list_tasks, register_task
 from equilibria.tasks.certified import CertifiedClassification

@@ -1,4 +1,4 @@
-"""What a training loop asks of a task, and tasks by name."""
+"""Base class of tasks, and the registry of tasks by name."""
 
 from __future__ import annotations
 
@@ -23,9 +23,19 @@ from equilibria.tasks.evaluation import (
 
 
 class Task(ABC):
-    """What is learned: what one training step is, and how a model is judged.
+    """A learning task: the loss of a training step, and the measures of an evaluation.
 
-    A task of one's own gives the losses of a batch, sample by sample, and figures.
+    A custom task implements `training_step`, which returns per-sample losses, and usually `figures`
+    and `score`.
+
+    Attributes:
+        score: Name of the figure by which models are ranked; larger is better.
+        names_classes: Whether models predict classes of images or pixels.
+        draws_pictures: Whether models output pictures with pixels in [0, 1].
+        starts_at_zero: Whether the task sets the start of every solve, so that warm starts of the
+            training loop have no effect.
+        unit: Name of one counted item in messages.
+        seed: Seed of the random numbers of an evaluation.
 
     Examples:
         >>> class SmallLogits(eq.tasks.Task):
@@ -34,50 +44,70 @@ class Task(ABC):
         ...     def training_step(self, model, inputs, targets):
         ...         return eq.tasks.Outcome({"loss": model(inputs).square().sum(dim=1)})
         ...
-        ...     def figures(self, found):
-        ...         return {"size": -found.mean("loss")}
+        ...     def figures(self, outcome):
+        ...         return {"size": -outcome.mean("loss")}
         >>> batches = [(torch.ones(2, 3), torch.zeros(2))]
         >>> SmallLogits().evaluate(torch.nn.Identity(), batches).figures
         {'size': -3.0}
     """
 
     score: ClassVar[str] = "accuracy"
-    """The figure that the best of several models has most of."""
     names_classes: ClassVar[bool] = False
-    """Whether models say classes, of images or of their pixels."""
     draws_pictures: ClassVar[bool] = False
-    """Whether models give pictures back, whose values are in [0, 1] as those they get."""
     starts_at_zero: ClassVar[bool] = False
-    """Whether it starts every equilibrium itself, so that a warm start has nothing to start."""
     unit: ClassVar[str] = "sample"
-    """What is counted, for messages."""
     seed: int = 0
-    """Of what is random in an evaluation."""
 
     @abstractmethod
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
-        """The losses of a batch, in the graph."""
+        """Return the losses of a batch, differentiable in the parameters.
+
+        Args:
+            model: Model in training mode.
+            inputs: Inputs of the batch, shape (B, ...).
+            targets: Targets of the batch, shape (B, ...).
+        """
 
     def evaluation_step(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
     ) -> Outcome:
-        """What is found on a batch of an evaluation: that of a training step, or more."""
+        """Return the outcome of a batch in an evaluation; by default that of a training step.
+
+        Args:
+            model: Model in evaluation mode.
+            inputs: Inputs of the batch, shape (B, ...).
+            targets: Targets of the batch, shape (B, ...).
+            generator: Source of random numbers.
+        """
         return self.training_step(model, inputs, targets)
 
-    def figures(self, found: Outcome) -> dict[str, float | None]:
-        """All measures by name, besides the loss, of all batches together."""
-        return {"accuracy": found.accuracy}
+    def figures(self, outcome: Outcome) -> dict[str, float | None]:
+        """Return all measures except the loss, by name.
+
+        Args:
+            outcome: Outcome of all batches.
+        """
+        return {"accuracy": outcome.accuracy}
 
     @torch.no_grad()
     def evaluate(
         self,
         model: nn.Module,
         batches: Iterable[tuple[Tensor, Tensor]],
-        gather: Gather = lambda own: own,
+        gather: Gather = lambda local: local,
     ) -> Evaluation:
-        """Run `model`, in evaluation mode, over batches; what is random is the same every time.
+        """Evaluate a model. Random numbers are the same in every evaluation.
 
-        gather: of several processes that each have their share of the batches.
+        Args:
+            model: The model; it is put in evaluation mode for the duration of the call.
+            batches: Pairs of inputs and targets.
+            gather: Concatenates vectors of all processes, if each evaluates a part of the batches.
+
+        Returns:
+            Loss, score and figures of all samples.
+
+        Raises:
+            ValueError: If the batches are empty.
         """
         was_training = model.training
         parameter = next(model.parameters(), None)
@@ -96,22 +126,25 @@ class Task(ABC):
                 parts.append(outcome.detached())
         finally:
             model.train(was_training)
-        found = join_outcomes(parts, gather)
-        if found is None or not float(found.samples):
-            raise ValueError(f"there is nothing to evaluate: the batches hold no {self.unit}")
-        figures = self.figures(found)
-        unanswered = {**found.values, **found.counts}.get("unanswered")
+        joined = join_outcomes(parts, gather)
+        if joined is None or not float(joined.samples):
+            raise ValueError(
+                f"batches must hold at least one {self.unit}, got none; check the data set and its "
+                "limits"
+            )
+        figures = self.figures(joined)
+        unanswered = {**joined.values, **joined.counts}.get("unanswered")
         if unanswered is not None and bool(unanswered.any()):
             figures["unanswered"] = float(unanswered.sum())
         return Evaluation(
-            loss=float(found.loss),
-            accuracy=found.accuracy,
+            loss=float(joined.loss),
+            accuracy=joined.accuracy,
             score=float(figures[self.score] or 0.0),
-            samples=int(found.samples),
-            correct=None if found.correct is None else int(found.correct),
+            samples=int(joined.samples),
+            correct=None if joined.correct is None else int(joined.correct),
             figures=figures,
-            values=found.values,
-            counts=found.counts,
+            values=joined.values,
+            counts=joined.counts,
             solves=SolveStatistics.of(solves, gather),
         )
 
@@ -122,4 +155,4 @@ _tasks: Registry[Task] = Registry("task")
 register_task = _tasks.register
 list_tasks = _tasks.names
 create_task = _tasks.create
-"""The task called by a name, with options."""
+"""Create a task by name, with options."""

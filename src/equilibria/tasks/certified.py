@@ -1,4 +1,4 @@
-"""Telling the classes of images so that nearby images provably have the same class."""
+"""Classification of images with certified robustness."""
 
 from __future__ import annotations
 
@@ -19,22 +19,27 @@ from equilibria.tasks.evaluation import Outcome
 
 @dataclass(frozen=True)
 class CertifiedClassification(Classification):
-    """Cross-entropy of logits that an adversary of reach `eps` has done its worst to.
+    """Classification by the cross-entropy of the worst logits within a distance `eps`.
 
-    Where w_k − w_j is at most L_kj-steep in the pixels (in L2), no image within ε of x has logits
-    worse for its class k than w_j + εL_kj: the loss is the cross-entropy of those, times
-    `temperature`, and what it asks for is a certified radius of ε. The model says how steep it is
-    (`margin_slopes`: reflection networks).
+    If L_kj is a Lipschitz constant of the margin w_k − w_j in the pixels (in L2), the logits of any
+    image within ε of x are at worst w_j + εL_kj for the class k of x. The loss is the cross-entropy
+    of these logits times `temperature`; it rewards a certified radius of ε. The model provides the
+    Lipschitz constants as `margin_slopes`, as reflection networks do.
 
-    eps: ε, in pixels of [0, 1]; larger than what is asked for later, since the loss is satisfied
-        just beyond it. A model is judged by the share of images that are right within `radius`.
-    radii: other radii, for the report.
+    Args:
+        label_smoothing: Weight of the uniform distribution in the targets of training.
+        eps: Distance ε of training; pixels are in [0, 1]. Choose it larger than `radius`, because
+            training stops improving a radius just beyond ε.
+        radius: Distance of the score, the fraction of images that are certified to be right within
+            it; by default `eps`.
+        temperature: Factor of the logits in the loss.
+        radii: Further distances to report.
 
     Examples:
         >>> task = eq.tasks.CertifiedClassification(eps=0.5, radii=(0.1, 0.5))
         >>> model, data = eq.load("digits-certified"), eq.data.load_digits().test
-        >>> found = task.evaluate(model, [(data.images[:50], data.labels[:50])]).figures
-        >>> found["certified_at_0.1"] >= found["certified_at_0.5"]
+        >>> figures = task.evaluate(model, [(data.images[:50], data.labels[:50])]).figures
+        >>> figures["certified_at_0.1"] >= figures["certified_at_0.5"]
         True
     """
 
@@ -50,14 +55,14 @@ class CertifiedClassification(Classification):
         check_values(self, not_negative=("eps",))
         check_positive(temperature=self.temperature, radius=self.radius)
         if any(radius <= 0 for radius in self._radii):
-            raise ValueError(f"radii are positive numbers, not {list(self._radii)}")
+            raise ValueError(f"radii must be positive, got {list(self._radii)}")
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         slopes = getattr(model, "margin_slopes", None)
         if slopes is None:
             raise TypeError(
-                f"the task 'certified' trains models that know how steep their margins are, such "
-                f"as reflection-small, not a {type(model).__name__}"
+                "the task 'certified' needs a model with Lipschitz constants of its margins "
+                f"(margin_slopes), such as reflection-small, got {type(model).__name__}"
             )
         logits = model(inputs)
         worst = self.temperature * (logits + self.eps * slopes()[targets])
@@ -69,25 +74,25 @@ class CertifiedClassification(Classification):
     def evaluation_step(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
     ) -> Outcome:
-        """Also the certified radius of every image, 0 where its class is wrong or not certain."""
-        found = super().evaluation_step(model, inputs, targets, generator)
-        sure = certifier(model, tuple(inputs.shape[1:]))(inputs)
-        right = sure.certified_class & (sure.prediction == targets)
-        radii = torch.where(right, sure.radius, 0.0)
-        return Outcome({**found.values, "radius": radii}, found.counts)
+        """Add the certified radius of each image; 0 if its class is wrong or not certified."""
+        outcome = super().evaluation_step(model, inputs, targets, generator)
+        certificate = certifier(model, tuple(inputs.shape[1:]))(inputs)
+        correct = certificate.certified_class & (certificate.prediction == targets)
+        radii = torch.where(correct, certificate.radius, 0.0)
+        return Outcome({**outcome.values, "radius": radii}, outcome.counts)
 
-    def figures(self, found: Outcome) -> dict[str, float | None]:
-        radii = found.values["radius"]
+    def figures(self, outcome: Outcome) -> dict[str, float | None]:
+        radii = outcome.values["radius"]
 
         def share(radius: float) -> float:
             return float((radii >= radius).double().mean())
 
         others = {f"certified_at_{radius:g}": share(radius) for radius in self.radii}
         return {
-            **super().figures(found),
+            **super().figures(outcome),
             "certified_accuracy": share(self._radii[0]),
             **others,
-            "mean_radius": found.mean("radius"),
+            "mean_radius": outcome.mean("radius"),
         }
 
     @property

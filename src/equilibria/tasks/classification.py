@@ -1,4 +1,4 @@
-"""Telling the classes of images, also where somebody changes them, and of their pixels."""
+"""Classification of images, also under attack, and of pixels."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ TrainingMethod = Literal["clean", "fgsm", "pgd", "jiio"]
 
 
 def confusion_matrix(labels: Tensor, predictions: Tensor, *, classes: int) -> Tensor:
-    """How many samples of each true class (row) were predicted as each class (column).
+    """Count the samples of each true class (row) that were predicted as each class (column).
 
-    Predictions below 0 are none, and counted nowhere.
+    Negative predictions mark samples without a valid prediction and are not counted.
 
     Examples:
         >>> labels, predictions = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1])
@@ -45,7 +45,10 @@ def confusion_matrix(labels: Tensor, predictions: Tensor, *, classes: int) -> Te
 
 @dataclass(frozen=True)
 class Classification(Task):
-    """Cross-entropy over classes; in training the targets are softened by `label_smoothing`.
+    """Classification by cross-entropy.
+
+    Args:
+        label_smoothing: Weight of the uniform distribution in the targets of training.
 
     Examples:
         >>> task = eq.tasks.Classification(label_smoothing=0.1)
@@ -66,7 +69,7 @@ class Classification(Task):
     def evaluation_step(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
     ) -> Outcome:
-        """Also the predictions, their softmax probabilities, and which classes are confused."""
+        """Return losses, predictions, their softmax probabilities, and the confusion matrix."""
         logits = model(inputs).float()
         step = _step(logits, targets)
         predictions = predicted_classes(logits)
@@ -76,24 +79,27 @@ class Classification(Task):
             "unanswered": predictions < 0,
         }
         if logits.shape[1] > 5:
-            found = logits.topk(5, dim=1).indices == targets[:, None]
-            values["top5"] = found.any(dim=1) & (predictions >= 0)
+            matches = logits.topk(5, dim=1).indices == targets[:, None]
+            values["top5"] = matches.any(dim=1) & (predictions >= 0)
         confusion = confusion_matrix(targets, predictions, classes=logits.shape[1])
         return Outcome({**step.values, **values}, {"confusion": confusion})
 
-    def figures(self, found: Outcome) -> dict[str, float | None]:
-        """The top-5 accuracy is None with five classes or fewer."""
-        return {"accuracy": found.accuracy, "top5_accuracy": found.mean("top5")}
+    def figures(self, outcome: Outcome) -> dict[str, float | None]:
+        """Return the accuracy and the top-5 accuracy, which is None with at most five classes."""
+        return {"accuracy": outcome.accuracy, "top5_accuracy": outcome.mean("top5")}
 
 
 @dataclass(frozen=True)
 class BranchClassification(Classification):
-    """Cross-entropy + γ(λD − H) over the branches of the model: MOptEqs' augmented loss.
+    """Classification by cross-entropy + γ(λD − H) over the branches of a POptEqs or MOptEqs model.
 
-    (Li et al., Section 3.2, where it is set against HH&D in the hidden objective, which pulls
-    equilibria there without a γ.) It has no lower bound: a large γ drives the features apart.
+    This is the augmented loss of Li et al., Section 3.2, which they compare with HH&D in the hidden
+    objective. It has no lower bound: a large γ makes the features of the branches diverge.
 
-    gamma, diversity: γ and λ.
+    Args:
+        label_smoothing: Weight of the uniform distribution in the targets of training.
+        gamma: Weight γ of the additional term.
+        diversity: Weight λ of the diversity D.
 
     Examples:
         >>> model = eq.create_model("mopteq-small", in_channels=1)
@@ -113,9 +119,11 @@ class BranchClassification(Classification):
         with solving(model, record="equilibria") as record:
             step = super().training_step(model, inputs, targets)
         if not record.equilibria:
-            raise TypeError("the task 'branches' needs a POptEqs or MOptEqs model")
-        found = record.equilibria[-1]
-        branches = branch_features(found.layer.cell, found.state, found.context)
+            raise TypeError(
+                f"the task 'branches' needs a POptEqs or MOptEqs model, got {type(model).__name__}"
+            )
+        last = record.equilibria[-1]
+        branches = branch_features(last.layer.cell, last.state, last.context)
         related = heritage_diversity_loss(branches, self.diversity)
         return Outcome({**step.values, "loss": step.values["loss"] + self.gamma * related})
 
@@ -125,33 +133,40 @@ def _step(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Outc
         losses = F.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction="none")
     except IndexError as error:
         raise ValueError(
-            f"labels are whole numbers from 0 to the number of classes, less one: the model has "
-            f"{logits.shape[1]} classes (num_classes), and a label is {int(targets.max())}"
+            f"labels must be below num_classes={logits.shape[1]}, got {int(targets.max())}; raise "
+            "the model's num_classes or map the labels"
         ) from error
     return Outcome({"loss": losses, "correct": predicted_classes(logits) == targets})
 
 
 @dataclass(frozen=True)
 class AdversarialClassification(Task):
-    """minimize Σᵢ max_{‖δᵢ‖ ≤ eps} ℓ(h(xᵢ + δᵢ), yᵢ) (JIIO Eq. 25).
+    """Adversarial training: minimize Σᵢ max_{‖δᵢ‖ ≤ eps} ℓ(h(xᵢ + δᵢ), yᵢ) (JIIO Eq. 25).
 
-    A step looks for the worst images near those of the batch, the model in evaluation mode and with
-    its exact gradient (`attack`), and trains on what it finds by cross-entropy. The
-    gradient there is that of Eq. 19, by the layer's own rule: an envelope needs no more.
+    A training step attacks the images of the batch (`attack`) and minimizes the cross-entropy of
+    the adversarial images, with the gradient of Eq. 19 by the layer's gradient rule.
 
-    eps, norm: the budget, in pixels of [0, 1].
-    method: what finds the images to train on; "clean" takes them as they are.
-    steps, step_size, random_start, warm_start, joint_options: of that search, as for `attack`.
-    clip: the range of the images.
-    label_smoothing: softens the targets of training.
-    attack_method, attack_steps, attack_restarts: the attack under which a model is evaluated.
-    attack_share: the share of each batch that is attacked in an evaluation.
+    Args:
+        eps: Largest norm of a perturbation; pixels are in [0, 1].
+        norm: Norm of the perturbation, "l2" or "linf".
+        method: Method that finds the training images; "clean" trains on the original images.
+        steps: Number of steps of that method, as in `AttackSettings`.
+        step_size: Step size of that method, as in `AttackSettings`.
+        random_start: Start at random points, as in `AttackSettings`.
+        warm_start: Start solves at the previous equilibrium, as in `AttackSettings`.
+        joint_options: Options of JIIO, as in `AttackSettings`.
+        clip: Lowest and highest value of a pixel; None for no limits.
+        label_smoothing: Weight of the uniform distribution in the targets of training.
+        attack_method: Method of the attack in evaluations.
+        attack_steps: Number of steps of the attack in evaluations.
+        attack_restarts: Number of restarts of the attack in evaluations.
+        attack_share: Fraction of each batch that is attacked in evaluations.
 
     Examples:
         >>> task = eq.tasks.AdversarialClassification(eps=0.3, norm="l2", steps=2)
         >>> model, data = eq.load("digits-opteq"), eq.data.load_digits().test
-        >>> found = task.evaluate(model, [(data.images[:4], data.labels[:4])])
-        >>> found.figures["robust_accuracy"] <= found.accuracy
+        >>> evaluation = task.evaluate(model, [(data.images[:4], data.labels[:4])])
+        >>> evaluation.figures["robust_accuracy"] <= evaluation.accuracy
         True
     """
 
@@ -190,34 +205,35 @@ class AdversarialClassification(Task):
     def evaluation_step(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
     ) -> Outcome:
-        """The loss is that under the attack; accuracy and solves are those without it."""
+        """Return the loss under attack, and the accuracy and solves without an attack."""
         count = math.ceil(self.attack_share * len(inputs))
         settings = self._attack_settings()
-        found = attack(model, inputs[:count], targets[:count], settings, generator=generator)
+        attacked = attack(model, inputs[:count], targets[:count], settings, generator=generator)
         predictions = predicted_classes(model(inputs))
         return Outcome(
             {
-                "loss": found.loss,
+                "loss": attacked.loss,
                 "correct": predictions == targets,
-                "robust": ~found.success,
+                "robust": ~attacked.success,
                 "unanswered": predictions < 0,
             }
         )
 
-    def figures(self, found: Outcome) -> dict[str, float | None]:
-        return {"accuracy": found.accuracy, "robust_accuracy": found.mean("robust")}
+    def figures(self, outcome: Outcome) -> dict[str, float | None]:
+        return {"accuracy": outcome.accuracy, "robust_accuracy": outcome.mean("robust")}
 
     def _search_settings(self) -> AttackSettings | None:
-        """How images to train on are looked for; None where they are taken as they are."""
+        """Return the settings of attacks in training; None without attacks."""
         if self.method == "clean":
             return None
-        own = ("method", "steps", "step_size", "random_start", "warm_start", "joint_options")
-        return AttackSettings(**self._budget, **{name: getattr(self, name) for name in own})
+        names = ("method", "steps", "step_size", "random_start", "warm_start", "joint_options")
+        return AttackSettings(**self._budget, **{name: getattr(self, name) for name in names})
 
     def _attack_settings(self) -> AttackSettings:
-        own = ("method", "steps", "restarts")
-        chosen = {name: getattr(self, f"attack_{name}") for name in own}
-        return AttackSettings(**self._budget, **chosen)
+        """Return the settings of attacks in evaluations."""
+        names = ("method", "steps", "restarts")
+        options = {name: getattr(self, f"attack_{name}") for name in names}
+        return AttackSettings(**self._budget, **options)
 
     @property
     def _budget(self) -> dict[str, Any]:
@@ -226,9 +242,12 @@ class AdversarialClassification(Task):
 
 @dataclass(frozen=True)
 class Segmentation(Task):
-    """Pixelwise cross-entropy; pixels labelled `ignore_index` count for nothing.
+    """Classification of pixels by cross-entropy.
 
-    What is counted are labelled pixels: the loss is their mean (zero where no pixel is labelled).
+    The loss is the mean over all labelled pixels; it is zero if there are none.
+
+    Args:
+        ignore_index: Label of pixels that are ignored.
 
     Examples:
         >>> logits, labels = torch.zeros(1, 3, 2, 2), torch.tensor([[[0, 0], [1, 255]]])
@@ -249,7 +268,7 @@ class Segmentation(Task):
     def evaluation_step(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
     ) -> Outcome:
-        """Images may differ in size from batch to batch; nothing but counts is kept of a batch."""
+        """Return losses and counts only, because the size of images may differ between batches."""
         logits = model(inputs).float()
         step = self._step(logits, targets)
         labelled, classes = targets != self.ignore_index, logits.shape[1]
@@ -260,14 +279,14 @@ class Segmentation(Task):
         }
         return Outcome(step.values, counts)
 
-    def figures(self, found: Outcome) -> dict[str, float | None]:
-        """aAcc, the share of pixels of the right class, and the means over classes mIoU and mAcc.
+    def figures(self, outcome: Outcome) -> dict[str, float | None]:
+        """Return the pixel accuracy (aAcc) and the means over classes mIoU and mAcc.
 
-        A class that cannot be judged is NaN, and left out of the means.
+        Classes without pixels are not part of the means.
         """
-        confusion, unanswered = found.counts["confusion"], found.counts["unanswered"]
+        confusion, unanswered = outcome.counts["confusion"], outcome.counts["unanswered"]
         return {
-            "accuracy": found.accuracy,
+            "accuracy": outcome.accuracy,
             "mean_iou": float(class_iou(confusion, unanswered).nanmean()),
             "mean_accuracy": float(class_accuracy(confusion, unanswered).nanmean()),
         }
@@ -282,9 +301,11 @@ class Segmentation(Task):
 
 
 def class_accuracy(confusion: Tensor, unanswered: Tensor | int = 0) -> Tensor:
-    """Of each class, the share of its pixels that were found; NaN where it has none.
+    """Return the fraction of correct pixels of each class; NaN for a class without pixels.
 
-    unanswered: how many pixels of each class are in no column.
+    Args:
+        confusion: Confusion matrix of `confusion_matrix`.
+        unanswered: Number of pixels of each class without a valid prediction.
 
     Examples:
         >>> from equilibria.tasks.classification import class_accuracy
@@ -295,7 +316,11 @@ def class_accuracy(confusion: Tensor, unanswered: Tensor | int = 0) -> Tensor:
 
 
 def class_iou(confusion: Tensor, unanswered: Tensor | int = 0) -> Tensor:
-    """Intersection ÷ union of each class; NaN where it is neither there nor predicted.
+    """Return intersection ÷ union of each class; NaN if it neither occurs nor is predicted.
+
+    Args:
+        confusion: Confusion matrix of `confusion_matrix`.
+        unanswered: Number of pixels of each class without a valid prediction.
 
     Examples:
         >>> from equilibria.tasks.classification import class_iou
@@ -307,20 +332,23 @@ def class_iou(confusion: Tensor, unanswered: Tensor | int = 0) -> Tensor:
 
 
 def check_label_maps(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
-    """The label maps as integers, or a clear error where they do not fit the logits."""
+    """Return the label maps as integers; raise `ValueError` if they do not fit the logits."""
     if logits.dim() != 4 or labels.shape != (len(logits), *logits.shape[2:]):
         raise ValueError(
-            "expected logits (samples, classes, height, width) and label maps (samples, height, "
-            f"width) of the same size, not {tuple(logits.shape)} and {tuple(labels.shape)}"
+            "segmentation needs logits of shape (B, classes, H, W) and label maps of shape "
+            f"(B, H, W), got {tuple(logits.shape)} and {tuple(labels.shape)}"
         )
     classes = logits.shape[1]
     if 0 <= ignore_index < classes:
-        raise ValueError(f"ignore_index {ignore_index} is one of the {classes} classes")
-    targets = labels.long()
-    foreign = (targets != ignore_index) & ((targets < 0) | (targets >= classes))
-    if foreign.any():
         raise ValueError(
-            f"label {int(targets[foreign][0])} is neither one of the {classes} classes nor the "
-            f"ignore_index {ignore_index}: give the model more classes, or map the labels"
+            f"ignore_index must not be one of the {classes} classes, got {ignore_index}"
+        )
+    targets = labels.long()
+    invalid = (targets != ignore_index) & ((targets < 0) | (targets >= classes))
+    if invalid.any():
+        raise ValueError(
+            f"labels must be below {classes}, the number of classes, or equal to "
+            f"ignore_index={ignore_index}, got {int(targets[invalid][0])}; give the model more "
+            "classes or map the labels"
         )
     return targets

@@ -1,4 +1,4 @@
-"""What a task finds sample by sample, and what an evaluation makes of it."""
+"""Per-sample outcomes of tasks, and the result of an evaluation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 Gather: TypeAlias = Callable[[Tensor], Tensor]
-"""From a vector of this process to those of all processes, one after another."""
+"""From a vector of this process to the concatenated vectors of all processes."""
 
 
 class Solved(Protocol):
-    """How problems were solved, one by one: a `Solution`, or a search over inputs."""
+    """Per-problem result of a solve or a search over inputs, such as a `Solution`."""
 
     @property
     def iterations(self) -> Tensor: ...
@@ -28,19 +28,21 @@ class Solved(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a task finds on one batch, or on many batches together.
+    """Losses and measures of the samples of one or several batches.
 
-    values: by name, one number a sample. "loss", in training in the graph; "correct", where there
-        is right and wrong; "weight", where a sample holds several things that are counted (the
-        labelled pixels of an image, the queries of an episode): "loss" and "correct" are then their
-        sums. "unanswered": where a model has no answer (or as a count). All other names are the
-        task's own.
-    counts: by name, tensors that add up over batches, such as a confusion matrix.
-    solves: of the searches that the task made itself; None: what the model's layers solved counts.
+    Args:
+        values: Values by name, one per sample. "loss" is required and, in training,
+            differentiable. "correct" is for tasks with right and wrong predictions. "weight" is for
+            samples with several counted items, such as labelled pixels or queries of an episode;
+            "loss" and "correct" are then sums over these. "unanswered" marks samples without a
+            valid prediction. Other names are specific to the task.
+        counts: Tensors by name that are summed over batches, such as a confusion matrix.
+        solves: Result of the searches of the task; None reports the solves of the model's layers.
 
     Examples:
-        >>> found = eq.tasks.Outcome({"loss": torch.tensor([1.0, 3.0]), "correct": torch.ones(2)})
-        >>> float(found.loss), found.accuracy
+        >>> values = {"loss": torch.tensor([1.0, 3.0]), "correct": torch.ones(2)}
+        >>> outcome = eq.tasks.Outcome(values)
+        >>> float(outcome.loss), outcome.accuracy
         (2.0, 1.0)
     """
 
@@ -50,7 +52,7 @@ class Outcome:
 
     @property
     def samples(self) -> Tensor:
-        """How many things were counted, on the device of the loss, so that nobody waits for it."""
+        """Number of counted items, on the device of the loss (without a synchronization)."""
         if "weight" in self.values:
             return self.values["weight"].sum()
         first = self.values.get("correct", self.values["loss"]).detach()
@@ -58,7 +60,7 @@ class Outcome:
 
     @property
     def loss(self) -> Tensor:
-        """The mean of the losses."""
+        """Mean loss of the counted items."""
         losses = self.values["loss"]
         if "weight" not in self.values:
             return losses.mean()
@@ -66,25 +68,33 @@ class Outcome:
 
     @property
     def correct(self) -> Tensor | None:
-        """How many were right; None where there is no right and wrong."""
+        """Number of correct predictions; None if the task does not count them."""
         return self.values["correct"].sum() if "correct" in self.values else None
 
     @property
     def accuracy(self) -> float | None:
-        """Share of correct predictions, if the task counts them."""
+        """Fraction of correct predictions; None if the task does not count them."""
         correct = self.correct
         return None if correct is None else float(correct) / float(self.samples)
 
     def mean(self, name: str) -> float | None:
-        """The mean of a value over the samples; None where the task did not give it."""
+        """Return the mean of a value over the samples, or None if it is not recorded.
+
+        Args:
+            name: Name of the value.
+        """
         return float(self.values[name].double().mean()) if name in self.values else None
 
     def median(self, name: str) -> float | None:
-        """Return the median of a per-sample value, if recorded."""
+        """Return the median of a value over the samples, or None if it is not recorded.
+
+        Args:
+            name: Name of the value.
+        """
         return float(self.values[name].double().median()) if name in self.values else None
 
     def detached(self) -> Outcome:
-        """On the CPU, without a graph, in double precision."""
+        """Return a copy on the CPU, without a graph, in double precision."""
         values = {name: value.detach().cpu() for name, value in self.values.items()}
         return Outcome(
             {n: v.double() if v.is_floating_point() else v for n, v in values.items()},
@@ -94,9 +104,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class SolveStatistics:
-    """How many problems were solved, problem by problem.
+    """Statistics of solves, one entry per problem.
 
-    Models without an equilibrium leave no solutions: the numbers are then None, not made up.
+    For models without an equilibrium there are no entries, and all summary values are None.
+
+    Attributes:
+        iterations: Number of iterations of each problem.
+        residuals: Relative residual ‖T(y) − y‖/‖T(y)‖ of each problem.
+        converged: Whether each problem converged.
 
     Examples:
         >>> statistics = eq.evaluate("digits-opteq").solves
@@ -106,76 +121,84 @@ class SolveStatistics:
 
     iterations: Tensor
     residuals: Tensor
-    """The relative residuals ‖T(y) − y‖/‖T(y)‖."""
     converged: Tensor
 
     @classmethod
-    def of(cls, found: Sequence[Solved], gather: Gather = lambda own: own) -> SolveStatistics:
-        """Of all these, and of those of other processes."""
+    def of(
+        cls, solutions: Sequence[Solved], gather: Gather = lambda local: local
+    ) -> SolveStatistics:
+        """Return the statistics of solutions, including those of other processes."""
 
         def concatenated(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
-            own = torch.cat([part.detach().cpu() for part in parts]) if parts else torch.zeros(0)
-            return gather(own.to(dtype))
+            local = torch.cat([part.detach().cpu() for part in parts]) if parts else torch.zeros(0)
+            return gather(local.to(dtype))
 
         return cls(
-            concatenated([solution.iterations for solution in found], torch.int64),
-            concatenated([solution.residual for solution in found], torch.float64),
-            concatenated([solution.converged for solution in found], torch.bool),
+            concatenated([solution.iterations for solution in solutions], torch.int64),
+            concatenated([solution.residual for solution in solutions], torch.float64),
+            concatenated([solution.converged for solution in solutions], torch.bool),
         )
 
     @property
     def share_converged(self) -> float | None:
-        """Share of samples that converged; None without samples."""
+        """Fraction of problems that converged; None without problems."""
         return float(self.converged.double().mean()) if len(self.converged) else None
 
     @property
     def mean_iterations(self) -> float | None:
-        """Mean number of iterations; None without samples."""
+        """Mean number of iterations; None without problems."""
         return float(self.iterations.double().mean()) if len(self.iterations) else None
 
     @property
     def max_iterations(self) -> int | None:
-        """Largest number of iterations; None without samples."""
+        """Largest number of iterations; None without problems."""
         return int(self.iterations.max()) if len(self.iterations) else None
 
     @property
     def max_residual(self) -> float | None:
-        """Largest residual; None without samples."""
+        """Largest residual; None without problems."""
         return float(self.residuals.max()) if len(self.residuals) else None
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a model does on samples that it was not trained on, and how its solves went.
+    """Result of the evaluation of a model.
+
+    Attributes:
+        loss: Mean loss.
+        accuracy: Fraction of correct predictions; None if the task does not count them.
+        score: Figure by which models are ranked; larger is better.
+        samples: Number of counted samples.
+        correct: Number of correct predictions; None if the task does not count them.
+        figures: All measures by name, except the loss and those of the solver.
+        values: Per-sample values by name, concatenated over processes.
+        counts: Summed tensors by name, such as a confusion matrix.
+        solves: Statistics of the solves.
 
     Examples:
-        >>> found = eq.evaluate("digits-opteq")
-        >>> found.samples, found.correct / found.samples == found.accuracy
+        >>> evaluation = eq.evaluate("digits-opteq")
+        >>> evaluation.samples, evaluation.correct / evaluation.samples == evaluation.accuracy
         (450, True)
     """
 
     loss: float
     accuracy: float | None
-    """None where there is no right and wrong, as is `correct`."""
     score: float
-    """What the best of several models has most of."""
     samples: int
     correct: int | None
     figures: Mapping[str, float | None]
-    """All measures by name, besides the loss and those of the solver."""
     values: Mapping[str, Tensor]
-    """Sample by sample; those of several processes one after another."""
     counts: Mapping[str, Tensor]
     solves: SolveStatistics
 
 
 def last_solves(outcome: Outcome, recorded: Sequence[Solved]) -> list[Solved]:
-    """What says how the problems of a batch were solved: the pass that its result comes from."""
+    """Return the solves that the result of a batch comes from: the task's, or the last recorded."""
     return list(recorded[-1:]) if outcome.solves is None else [outcome.solves]
 
 
 def join_outcomes(parts: Sequence[Outcome], gather: Gather) -> Outcome | None:
-    """All batches of all processes as one."""
+    """Join the outcomes of all batches of all processes; None without batches."""
     if not parts:
         return None
     first = parts[0]

@@ -1,4 +1,4 @@
-"""Few-shot learning: episodes, and learning them by input optimization.
+"""Few-shot learning: episodes, and adaptation to them by input optimization.
 
 Gurumurthy et al., "Joint inference and input optimization in equilibrium networks", NeurIPS 2021,
 Appendix B.1.
@@ -28,7 +28,15 @@ from equilibria.tasks.evaluation import Outcome
 
 @dataclass(frozen=True)
 class EpisodeBatch:
-    """B episodes: `support` images with their labels, then `query` images with theirs.
+    """A batch of B episodes.
+
+    Attributes:
+        support: Support images, shape (B, ways · shots, C, H, W).
+        support_labels: Labels of the support, shape (B, ways · shots).
+        query: Query images, shape (B, queries, C, H, W).
+        query_labels: Labels of the queries, shape (B, queries).
+        ways: Number of classes of an episode.
+        shots: Number of support images per class.
 
     Examples:
         >>> images, labels = torch.rand(2, 6, 1, 8, 8), torch.tensor([[0, 1, 0, 0, 1, 1]] * 2)
@@ -39,9 +47,7 @@ class EpisodeBatch:
     """
 
     support: Tensor
-    """(B, ways · shots, C, H, W)"""
     support_labels: Tensor
-    """(B, ways · shots)"""
     query: Tensor
     query_labels: Tensor
     ways: int
@@ -49,16 +55,18 @@ class EpisodeBatch:
 
     @classmethod
     def of(cls, inputs: Tensor, targets: Tensor) -> EpisodeBatch:
-        """Episodes as a data set of episodes gives them (`Episodes`).
+        """Split the samples of episodes from a data set (`Episodes`) into support and queries.
 
-        The labels say how many shots there are: those of the support are 0 … 0 1 … 1 and so on,
-        `shots` times each, and those of the queries begin with 0 again.
+        Args:
+            inputs: Images, shape (B, samples, C, H, W).
+            targets: Labels, shape (B, samples). Those of the support come first: 0 … 0 1 … 1 and so
+                on, each `shots` times. The labels of the queries begin with 0.
         """
         if inputs.dim() != 5 or targets.shape != inputs.shape[:2] or not len(targets):
             raise ValueError(
-                "expected episodes, images (episodes, samples, channels, height, width) and labels "
-                f"(episodes, samples), not {tuple(inputs.shape)} and {tuple(targets.shape)}: "
-                "few-shot tasks need a data set of episodes, such as omniglot-episodes"
+                "few-shot tasks need images of shape (episodes, samples, channels, height, width) "
+                f"and labels of shape (episodes, samples), got {tuple(inputs.shape)} and "
+                f"{tuple(targets.shape)}; use a data set of episodes, such as omniglot-episodes"
             )
         ways = int(targets.max()) + 1
         shots = int((targets[0] != 0).int().argmax())
@@ -66,8 +74,8 @@ class EpisodeBatch:
         expected = torch.arange(ways, device=targets.device).repeat_interleave(shots)
         if shots < 1 or size >= targets.shape[1] or not bool((targets[:, :size] == expected).all()):
             raise ValueError(
-                "the labels of an episode are 0 … 0 1 … 1 and so on for what is learned from, as "
-                "often each as there are shots, then those of the queries; here they begin with "
+                "the labels of an episode must begin with those of the support, 0 … 0 1 … 1 and so "
+                "on, once per shot, followed by those of the queries, got labels that begin with "
                 f"{targets[0, : max(size, 1) + 1].tolist()}"
             )
         return cls(
@@ -83,32 +91,37 @@ class EpisodeBatch:
         return len(self.support)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Support images and labels, query images and labels, one episode after the other."""
+        """Yield support images and labels, query images and labels of each episode."""
         parts = (self.support, self.support_labels, self.query, self.query_labels)
         return zip(*parts, strict=True)
 
     def groups(self, part: Tensor) -> Tensor:
-        """The episode of every image of a part, laid end to end."""
+        """Return the index of the episode of each image of a part, shape (B · images,)."""
         count, size = part.shape[:2]
         return torch.arange(count, device=part.device).repeat_interleave(size)
 
     def require_ways(self, classes: int) -> None:
-        """An error where a model has logits for another number of classes."""
+        """Raise `ValueError` if the number of classes of a model is not that of the episodes."""
         if classes != self.ways:
             raise ValueError(
-                f"the model has {classes} classes, but the episodes {self.ways} ways: give it "
-                f"num_classes={self.ways}"
+                f"the model has {classes} classes, but the episodes have {self.ways} ways: create "
+                f"it with num_classes={self.ways}"
             )
 
 
 class EpisodicTask(Task):
-    """Learning every episode on its own, from its own start; what is counted are its queries."""
+    """Base class of tasks that learn each episode separately and count its queries."""
 
     unit: ClassVar[str] = "episode"
 
     @abstractmethod
     def predict(self, model: nn.Module, episodes: EpisodeBatch) -> Tensor:
-        """The logits of the queries in an evaluation, shape (B, queries, ways)."""
+        """Return the logits of the queries in an evaluation, shape (B, queries, ways).
+
+        Args:
+            model: Model in evaluation mode.
+            episodes: B episodes.
+        """
 
     def evaluation_step(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
@@ -116,16 +129,16 @@ class EpisodicTask(Task):
         episodes = EpisodeBatch.of(inputs, targets)
         return answers(self.predict(model, episodes).float(), episodes)
 
-    def figures(self, found: Outcome) -> dict[str, float | None]:
-        """The accuracy with half the width of its 95 % interval, None for one episode alone."""
-        shares = (found.values["correct"] / found.values["weight"]).double()
+    def figures(self, outcome: Outcome) -> dict[str, float | None]:
+        """Return the accuracy and half the width of its 95 % interval (None for one episode)."""
+        shares = (outcome.values["correct"] / outcome.values["weight"]).double()
         count, quantile = len(shares), NormalDist().inv_cdf(0.975)
         width = quantile * float(shares.std()) / math.sqrt(count) if count > 1 else None
-        return {"accuracy": found.accuracy, "interval": width, "episodes": float(count)}
+        return {"accuracy": outcome.accuracy, "interval": width, "episodes": float(count)}
 
 
 def answers(logits: Tensor, episodes: EpisodeBatch) -> Outcome:
-    """What the queries of each episode are answered, shape (B, queries, ways)."""
+    """Return the losses of the queries of each episode, for logits (B, queries, ways)."""
     labels = episodes.query_labels
     episodes.require_ways(logits.shape[2])
     losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
@@ -142,21 +155,24 @@ def answers(logits: Tensor, episodes: EpisodeBatch) -> Outcome:
 
 @dataclass(frozen=True)
 class FewShot(EpisodicTask):
-    """Eq. 29: the task vector x* that explains the support best, judged by the queries.
+    """Few-shot learning by JIIO: the loss of the queries at an optimal task vector x* (Eq. 29).
 
-    The inner problem is minimize Σ cross-entropy(support | x) + ridge/2 ‖x‖² over x, one x an
+    The inner problem is to minimize Σ cross-entropy(support | x) + ridge/2 ‖x‖² over one x per
     episode, from x = 0, together with the equilibria of its images (`optimize_input`).
 
-    outer: "detached" differentiates the loss of the queries at a fixed x*, as the paper does;
-        "implicit" also through x* (`optimal_input`), which needs a ridge, and counts only for
-        episodes whose inner problem has converged to `tolerance`.
-    ridge: what makes the optimum unique and well conditioned.
-    engine: of `optimize_input`, by name or as a mapping with a name and options.
-    iterations: largest number of steps of x.
-    sweeps, step_size, tolerance: of `SearchSettings`.
-    evaluation_iterations: in evaluation; None: `iterations`.
-    check_tolerance: of the equilibria at the result of the inner problem.
-    outer_iterations: of the linear solve of "implicit".
+    Args:
+        ridge: Weight of ‖x‖²/2, which makes the optimum unique and well conditioned.
+        outer: "detached" differentiates the loss of the queries at a fixed x*, as the paper does.
+            "implicit" also differentiates x* (`optimal_input`); it needs a ridge, and applies only
+            to episodes whose inner problem converged.
+        engine: Engine of `optimize_input`, a name or a mapping with a name and options.
+        iterations: Largest number of steps of x in training.
+        evaluation_iterations: Largest number of steps in evaluations; None for `iterations`.
+        sweeps: As in `SearchSettings`.
+        step_size: As in `SearchSettings`.
+        tolerance: As in `SearchSettings`.
+        check_tolerance: Tolerance of the equilibria at the result of the inner problem.
+        outer_iterations: Limit of the iterations of the linear solve of "implicit".
 
     Examples:
         >>> from equilibria.models.few_shot import few_shot_opteq
@@ -188,27 +204,29 @@ class FewShot(EpisodicTask):
             one_of={"outer": get_args(Outer)},
         )
         if self.outer == "implicit" and not self.ridge:
-            raise ValueError("outer='implicit' needs a ridge: without one the optimum may be flat")
+            raise ValueError(
+                "outer='implicit' needs a positive ridge, got 0: the optimum may be flat otherwise"
+            )
         get_engine(self.engine)
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         episodes = EpisodeBatch.of(inputs, targets)
-        found = self.adapt(model, episodes, attached=self.outer == "implicit")
-        found.report_visited()
-        return answers(_query_logits(model, episodes, self._outer_tasks(found)), episodes)
+        result = self.adapt(model, episodes, attached=self.outer == "implicit")
+        result.report_visited()
+        return answers(_query_logits(model, episodes, self._outer_tasks(result)), episodes)
 
-    def _outer_tasks(self, found: InputResult) -> Tensor:
-        """x* as the outer gradient sees it.
+    def _outer_tasks(self, result: InputResult) -> Tensor:
+        """Return x*, differentiable where `outer` requires it and the inner problem converged.
 
-        A point that is no optimum has no implicit derivative: the system can be indefinite there,
-        and its solution of any size. Episodes whose x* has not converged are taken as detached.
+        Away from an optimum the linear system can be indefinite, and its solution arbitrarily
+        large.
         """
         if self.outer == "detached":
-            return found.x
+            return result.x
         attached = optimal_input(
-            found, "implicit", max_iterations=self.outer_iterations, strict=False
+            result, "implicit", max_iterations=self.outer_iterations, strict=False
         )
-        return torch.where(found.converged[:, None], attached, found.x)
+        return torch.where(result.converged[:, None], attached, result.x)
 
     def predict(self, model: nn.Module, episodes: EpisodeBatch) -> Tensor:
         iterations = self.evaluation_iterations or self.iterations
@@ -222,15 +240,26 @@ class FewShot(EpisodicTask):
         iterations: int | None = None,
         attached: bool = False,
     ) -> InputResult:
-        """The task vectors of the episodes, learned from their support.
+        """Optimize the task vectors of the episodes on their support.
 
-        attached: keep the graph of the support's features, for `optimal_input`; it is also kept
-            where `InputResult.report_visited` needs it.
+        Args:
+            model: Few-shot classifier.
+            episodes: B episodes.
+            iterations: Largest number of steps; by default that of training.
+            attached: Keep the graph of the support's features for `optimal_input`. It is also kept
+                if `InputResult.report_visited` needs it.
+
+        Returns:
+            The task vectors as `x`, shape (B, task_size).
+
+        Raises:
+            TypeError: If the model has no task vector as input.
         """
         if not isinstance(model, FewShotClassifier):
             raise TypeError(
-                f"{type(model).__name__} takes no task vector: use a model such as few-shot-opteq "
-                "or few-shot-mdeq, or a task that adapts weights (maml, reptile, imaml)"
+                f"{type(model).__name__} has no task vector as input: use a model such as "
+                "few-shot-opteq or few-shot-mdeq, or a task that adapts weights (maml, reptile, "
+                "imaml)"
             )
         labels = episodes.support_labels.flatten()
 
@@ -239,9 +268,9 @@ class FewShot(EpisodicTask):
             return F.cross_entropy(logits, labels, reduction="none")
 
         with torch.set_grad_enabled(attached or model.layer.is_heard):
-            given = model.for_images(episodes.support)
+            of_support = model.for_images(episodes.support)
         return optimize_input(
-            given,
+            of_support,
             loss,
             model.no_tasks(len(episodes), episodes.support),
             groups=episodes.groups(episodes.support),
@@ -259,6 +288,6 @@ class FewShot(EpisodicTask):
 
 
 def _query_logits(model: nn.Module, episodes: EpisodeBatch, tasks: Tensor) -> Tensor:
-    """Of every query with the task vector of its episode, shape (B, queries, ways)."""
+    """Return the logits of all queries with the task vector of their episode."""
     logits: Tensor = model(episodes.query, tasks[episodes.groups(episodes.query)])
     return logits.reshape(*episodes.query_labels.shape, -1)

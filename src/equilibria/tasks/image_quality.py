@@ -1,7 +1,7 @@
-"""How good drawn or restored images are: PSNR of pairs, the Fréchet distance between sets.
+"""Quality of generated or restored images: PSNR of pairs, Fréchet distance between sets.
 
-The published FID takes its features from an Inception network, which is a download and knows
-photographs, not digits; here they come from a small classifier of the same data set.
+The published FID uses features of an Inception network, which has to be downloaded and was trained
+on photographs. Here the features come from a small classifier of the same data set.
 """
 
 from __future__ import annotations
@@ -15,38 +15,39 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Matrix = NDArray[np.float64]
-MOST_DECIBEL = 120.0
-"""What counts as no difference at all between two pictures."""
+MAX_DECIBELS = 120.0
+"""Largest reported PSNR; that of equal pictures."""
 FEATURES = 64
 
 
 def psnr(images: Tensor, references: Tensor, *, peak: float = 1.0) -> Tensor:
-    """10 log₁₀(peak² ÷ mean squared error) of each pair, in decibels; infinite where equal."""
+    """Return 10 log₁₀(peak² ÷ mean squared error) of each pair in decibels; infinite if equal."""
     if images.shape != references.shape or images.dim() < 2:
         raise ValueError(
-            f"expected two batches of one shape, not {tuple(images.shape)} and "
-            f"{tuple(references.shape)}"
+            f"images and references must be batches of the same shape, got {tuple(images.shape)} "
+            f"and {tuple(references.shape)}"
         )
     error = (images.double() - references.double()).square().flatten(1).mean(dim=1)
     return 10 * torch.log10(peak**2 / error)
 
 
 def picture_psnr(images: Tensor, originals: Tensor) -> Tensor:
-    """The PSNR of each image in decibel, as a viewer sees it: cut off to [0, 1], at most 120."""
-    return psnr(images.clamp(0, 1), originals.clamp(0, 1)).clamp_max(MOST_DECIBEL)
+    """Return the PSNR of each image, clamped to [0, 1], in decibels; at most 120."""
+    return psnr(images.clamp(0, 1), originals.clamp(0, 1)).clamp_max(MAX_DECIBELS)
 
 
 def frechet_distance(features: Tensor, references: Tensor) -> float:
-    """‖m₁ − m₂‖² + tr(C₁ + C₂ − 2 (C₁C₂)^½) of the Gaussians fitted to two sets of rows.
+    """Return ‖m₁ − m₂‖² + tr(C₁ + C₂ − 2 (C₁C₂)^½) of Gaussians fitted to two sets of rows.
 
-    The FID of Heusel et al. (2017), where the rows are features of images. With more columns than
-    rows the covariances are singular; the distance is finite all the same. It falls as the number
-    of rows grows, so compare only what was computed with equally many.
+    This is the FID of Heusel et al. (2017) if the rows are features of images. It is finite even if
+    the covariances are singular. It decreases with the number of rows, so compare only distances
+    with equally many.
     """
     for rows in (features, references):
         if rows.dim() != 2 or len(rows) < 2:
             raise ValueError(
-                f"expected at least two rows of features, not a tensor of {tuple(rows.shape)}"
+                "features must have shape (images, features) with at least two images, got "
+                f"{tuple(rows.shape)}"
             )
     fitted = []
     for rows in (features, references):
@@ -58,12 +59,13 @@ def frechet_distance(features: Tensor, references: Tensor) -> float:
 def gaussian_distance(
     mean: Matrix, covariance: Matrix, other_mean: Matrix, other_covariance: Matrix
 ) -> float:
-    """The squared Fréchet (2-Wasserstein) distance between two Gaussians, in double precision.
+    """Return the squared Fréchet (2-Wasserstein) distance between two Gaussians.
 
-    tr (C₁C₂)^½ = tr (R C₂ R)^½ with R the symmetric root of C₁, so it is the sum of the roots of
-    symmetric eigenvalues. Those within rounding of zero count as zero: the root of a rounding
-    error of 1e-15 is 3e-8, and singular covariances would add up many of them.
+    tr (C₁C₂)^½ = tr (R C₂ R)^½ with R the symmetric root of C₁, which is the sum of the roots of
+    the eigenvalues of a symmetric matrix.
     """
+    # Eigenvalues that are zero up to rounding must be zero: the root of 1e-15 is 3e-8, and singular
+    # covariances have many of them.
     values, vectors = _nonnegative_eigh(covariance)
     root = (vectors * np.sqrt(values)) @ vectors.T
     shared = float(np.sqrt(_nonnegative_eigh(root @ other_covariance @ root)[0]).sum())
@@ -73,14 +75,14 @@ def gaussian_distance(
 
 
 def _nonnegative_eigh(matrix: Matrix) -> tuple[Matrix, Matrix]:
-    """Eigenvalues and eigenvectors of a positive semi-definite matrix, free of rounding at zero."""
+    """Return eigenvalues, with those within rounding of zero set to zero, and eigenvectors."""
     values, vectors = np.linalg.eigh(matrix)
     rounding = len(values) * np.finfo(np.float64).eps * values[-1]
     return np.where(values > rounding, values, 0.0), vectors
 
 
 class FeatureNetwork(nn.Module):
-    """A convolutional classifier; its features are what its last, linear layer sees."""
+    """Convolutional classifier whose features are the inputs of its last, linear layer."""
 
     def __init__(self, in_channels: int, num_classes: int, *, width: int = 16) -> None:
         super().__init__()
@@ -98,8 +100,8 @@ class FeatureNetwork(nn.Module):
 
     @torch.no_grad()
     def features(self, images: Tensor, *, batch: int = 256) -> Tensor:
-        """One row of features an image."""
-        return torch.cat([self._features(some) for some in torch.split(images, batch)])
+        """Return the features of images, shape (B, 64)."""
+        return torch.cat([self._features(part) for part in torch.split(images, batch)])
 
     def _features(self, images: Tensor) -> Tensor:
         maps = F.adaptive_avg_pool2d(self.convolutions(images), 2)
@@ -116,10 +118,10 @@ def train_feature_network(
     learning_rate: float = 3e-3,
     seed: int = 0,
 ) -> FeatureNetwork:
-    """A classifier of these images, in evaluation mode. The same seed gives the same one."""
+    """Train a classifier of images for its features; the result depends only on data and seed."""
     if num_classes < 2:
         raise ValueError(
-            "a feature network is a classifier: it needs images of at least two labelled classes"
+            f"a feature network needs images of at least two labelled classes, got {num_classes}"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -131,8 +133,8 @@ def train_feature_network(
     with torch.enable_grad():
         for _ in range(epochs):
             for indices in torch.split(torch.randperm(len(images), generator=generator), batch):
-                chosen = indices.to(images.device)
-                loss = F.cross_entropy(network(images[chosen]), labels[chosen])
+                rows = indices.to(images.device)
+                loss = F.cross_entropy(network(images[rows]), labels[rows])
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()

@@ -1,4 +1,4 @@
-"""Drawing images: autoencoders, decoders trained alone, and restoring what was damaged."""
+"""Tasks whose models generate images: autoencoders, decoders, and restoration."""
 
 from __future__ import annotations
 
@@ -24,24 +24,29 @@ from equilibria.tasks.image_quality import picture_psnr, psnr
 
 Kind = Literal["auto", "ae", "rae", "vae"]
 LATENTS_AT_ONCE = 256
-TRAINING_CHECK = 1e-3
-"""The tolerance to which equilibria are solved anew after a search in training."""
+TRAINING_CHECK_TOLERANCE = 1e-3
+"""Tolerance of the solves for equilibria after a search in training."""
 
 
-def _drawn(images: Tensor, originals: Tensor) -> dict[str, Tensor]:
-    """‖y − ŷ‖², the sum over the pixels of an image, and the PSNR in decibels."""
+def _errors(images: Tensor, originals: Tensor) -> dict[str, Tensor]:
+    """Return ‖y − ŷ‖², summed over the pixels of an image, and the PSNR in decibels."""
     return {"loss": squared_error(images, originals), "psnr": psnr(images, originals)}
 
 
 @dataclass(frozen=True)
 class Autoencoding(Task):
-    """‖y − D(x)‖² with x from the encoder, plus what the kind asks for.
+    """Training of an autoencoder: minimize ‖y − D(x)‖² with x from the encoder, plus a penalty.
 
-    kind: "vae" draws x and adds `kl_weight` · KL(q(x | y) ‖ N(0, I)) (Kingma and Welling, 2014);
-        the weight is twice the variance of a pixel given x. "rae" adds `latent_weight` · ‖x‖²/2
-        and `decoder_weight` times the squared norm of the decoder's weights (RAE-L2 of Ghosh et
-        al., 2020). "ae" adds nothing. "auto": "vae" for a variational model, else "ae".
-    density: what new images are drawn from, a name or a mapping with options (`fit_density`).
+    Args:
+        kind: "vae" draws x and adds `kl_weight` · KL(q(x | y) ‖ N(0, I)) (Kingma and Welling,
+            2014). "rae" adds `latent_weight` · ‖x‖²/2 and `decoder_weight` times the squared norm
+            of the decoder's weights (RAE-L2 of Ghosh et al., 2020). "ae" adds nothing. "auto" is
+            "vae" for a variational model and "ae" otherwise.
+        kl_weight: Weight of the divergence: twice the variance of a pixel given x.
+        latent_weight: Weight of ‖x‖²/2.
+        decoder_weight: Weight of the squared norm of the decoder's weights.
+        density: Density of latents from which new images are drawn, a name or a mapping with
+            options (`fit_density`).
 
     Examples:
         >>> from equilibria.models.generators.autoencoders import convolutional_autoencoder
@@ -86,25 +91,25 @@ class Autoencoding(Task):
     def evaluation_step(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
     ) -> Outcome:
-        """Reconstruct images from their encodings; of a VAE, from the means."""
+        """Reconstruct images from their encodings, for a VAE from the means."""
         autoencoder, _ = self._checked(model)
-        return Outcome(_drawn(autoencoder(inputs), inputs))
+        return Outcome(_errors(autoencoder(inputs), inputs))
 
-    def figures(self, found: Outcome) -> dict[str, float | None]:
-        return {"psnr": found.mean("psnr"), "median_psnr": found.median("psnr")}
+    def figures(self, outcome: Outcome) -> dict[str, float | None]:
+        return {"psnr": outcome.mean("psnr"), "median_psnr": outcome.median("psnr")}
 
     def _checked(self, model: nn.Module) -> tuple[Autoencoder, Kind]:
         if not isinstance(model, Autoencoder):
             raise TypeError(
-                f"{type(model).__name__} has no encoder: take an autoencoder (vae-conv, ae-conv, "
-                "mdeq-vae, mdeq-ae), or train a decoder alone with task.name=generator"
+                f"{type(model).__name__} has no encoder: use an autoencoder (vae-conv, ae-conv, "
+                "mdeq-vae, mdeq-ae), or train a decoder by task.name=generator"
             )
         if self.kind == "auto":
             return model, "vae" if model.variational else "ae"
         if (self.kind == "vae") != model.variational:
-            wanted = "a variational" if self.kind == "vae" else "no variational"
+            required = "a variational" if self.kind == "vae" else "a non-variational"
             raise ValueError(
-                f"kind={self.kind!r} takes {wanted} model: set model.options.variational to "
+                f"kind={self.kind!r} needs {required} model: set model.options.variational to "
                 f"{str(self.kind == 'vae').lower()}, or the kind to auto"
             )
         return model, self.kind
@@ -112,19 +117,26 @@ class Autoencoding(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction(LatentSearch, Task):
-    """minimize Σ min_x ‖y − D(x)‖² + ridge ‖x‖² over the decoder (JIIO Eq. 20).
+    """Training of a decoder: minimize Σ min_x ‖y − D(x)‖² + ridge ‖x‖² (JIIO Eq. 20).
 
-    A training step finds the latents, from zero, and differentiates the optimal value (Eq. 19).
-    The ridge is not in the paper: it keeps the latents, which are unbounded otherwise, at one
-    scale, and with it the step of the search (`LatentSearch` has the other options).
+    A training step finds the latents, starting at zero, and differentiates the optimal value
+    (Eq. 19).
 
-    iterations, evaluation_iterations: steps of x in training and in evaluation (40 and 100 there).
-    check_tolerance: of the equilibria and adjoints that the loss and its gradient are taken at.
-    latent_noise: the decoder is trained at x + noise, as a VAE's is, with this deviation in units
-        of the root mean square of the batch's latents: latents close to one that was found then
-        draw about the same image, so that those between two draw an image too.
-    density: of the latents, what new images are drawn from: a name, or a mapping with options. The
-        paper's is {name: vae-gmm, hidden: 2096, codes: 384, components: 20}.
+    Args:
+        engine: As in `LatentSearch`.
+        iterations: Largest number of steps of x in training; 40 in the paper.
+        ridge: Weight of ‖x‖². It is not in the paper; it keeps the scale of the latents, and thus
+            the step size of the search, constant.
+        sweeps: As in `LatentSearch`.
+        step_size: As in `LatentSearch`.
+        tolerance: As in `LatentSearch`.
+        evaluation_iterations: Largest number of steps of x in evaluations; 100 in the paper.
+        check_tolerance: Tolerance of the equilibria and adjoints of the loss and its gradient.
+        latent_noise: Train the decoder at x + noise, as a VAE does, with this standard deviation
+            relative to the root mean square of the batch's latents. Nearby latents then decode to
+            similar images.
+        density: Density of latents from which new images are drawn, a name or a mapping with
+            options. The paper uses {name: vae-gmm, hidden: 2096, codes: 384, components: 20}.
 
     Examples:
         >>> from equilibria.models.generators.decoders import opteq_decoder
@@ -159,7 +171,14 @@ class Reconstruction(LatentSearch, Task):
     def find(
         self, model: nn.Module, images: Tensor, *, start: Tensor | None = None, training: bool
     ) -> InputResult:
-        """The latents of images, with the iterations of training or of evaluation."""
+        """Find the latents of images.
+
+        Args:
+            model: Equilibrium decoder, or an autoencoder with one.
+            images: Images, shape (B, C, H, W).
+            start: Latents to start from; by default zeros.
+            training: Use the iterations of training instead of those of evaluations.
+        """
         search = self if training else replace(self, iterations=self.evaluation_iterations)
         decoder = generator_of(model, explicit=False)
         return search.run(
@@ -171,44 +190,48 @@ class Reconstruction(LatentSearch, Task):
         )
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
-        found = self.find(model, inputs, training=True)
+        result = self.find(model, inputs, training=True)
         if self.latent_noise:
-            losses = self._noisy_value(generator_of(model), found, inputs)
+            losses = self._noisy_value(generator_of(model), result, inputs)
         else:
-            losses = optimal_value(found)
-            # No forward pass found this equilibrium: who penalizes its Jacobian hears of it here.
-            found.problem.layer.report_equilibrium(found.problem.stem(found.x), found.state)
-        found.report_visited()
-        return Outcome({"loss": losses}, solves=found)
+            losses = optimal_value(result)
+            # There was no forward pass, so report the equilibrium for a Jacobian penalty here.
+            result.problem.layer.report_equilibrium(result.problem.stem(result.x), result.state)
+        result.report_visited()
+        return Outcome({"loss": losses}, solves=result)
 
-    def _noisy_value(self, decoder: nn.Module, found: InputResult, images: Tensor) -> Tensor:
-        """‖y − D(x + noise)‖² + ridge ‖x‖² at the latents x that were found without noise."""
-        latents = found.x
+    def _noisy_value(self, decoder: nn.Module, result: InputResult, images: Tensor) -> Tensor:
+        """Return ‖y − D(x + noise)‖² + ridge ‖x‖² at latents x of a search without noise."""
+        latents = result.x
         deviation = self.latent_noise * latents.square().mean().sqrt()
-        drawn = decoder(latents + deviation * torch.randn_like(latents), start=found.state)
-        return squared_error(drawn, images) + self.ridge * latents.square().sum(dim=1)
+        decoded = decoder(latents + deviation * torch.randn_like(latents), start=result.state)
+        return squared_error(decoded, images) + self.ridge * latents.square().sum(dim=1)
 
     def evaluation_step(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
     ) -> Outcome:
-        """Reconstruct images by JIIO alone, also with the decoder of an autoencoder."""
-        found = self.find(model, inputs, training=False)
-        norms = torch.linalg.vector_norm(found.x, dim=1)
-        return Outcome({**_drawn(found.outputs(), inputs), "latent_norm": norms}, solves=found)
+        """Reconstruct images by JIIO, without the encoder of an autoencoder."""
+        result = self.find(model, inputs, training=False)
+        norms = torch.linalg.vector_norm(result.x, dim=1)
+        return Outcome({**_errors(result.outputs(), inputs), "latent_norm": norms}, solves=result)
 
-    def figures(self, found: Outcome) -> dict[str, float | None]:
+    def figures(self, outcome: Outcome) -> dict[str, float | None]:
         return {
-            "psnr": found.mean("psnr"),
-            "median_psnr": found.median("psnr"),
-            "latent_norm": found.mean("latent_norm"),
+            "psnr": outcome.mean("psnr"),
+            "median_psnr": outcome.median("psnr"),
+            "latent_norm": outcome.mean("latent_norm"),
         }
 
 
 @torch.no_grad()
 def latents_of(model: nn.Module, task: Task, images: Tensor, *, searched: bool = False) -> Tensor:
-    """By the encoder of an autoencoder; by JIIO for a decoder trained alone, or if so asked for.
+    """Return the latents of images, from the encoder of an autoencoder or by JIIO.
 
-    The search is that of the task, or one without a ridge on a decoder that has an encoder.
+    Args:
+        model: Autoencoder or decoder.
+        task: Task that the model was trained for. JIIO uses its options if it is `Reconstruction`.
+        images: Images, shape (B, C, H, W).
+        searched: Use JIIO for autoencoders too, starting at the encoding.
 
     Examples:
         >>> from equilibria.models.generators.autoencoders import convolutional_autoencoder
@@ -218,40 +241,47 @@ def latents_of(model: nn.Module, task: Task, images: Tensor, *, searched: bool =
         torch.Size([2, 3])
     """
     search = task if isinstance(task, Reconstruction) else Reconstruction(ridge=0.0)
-    found = []
-    for some in torch.split(images, LATENTS_AT_ONCE):
-        start = model.encode(some) if isinstance(model, Autoencoder) else None
-        if start is None or searched:
-            start = search.find(model, some, start=start, training=False).x
-        found.append(start)
-    return torch.cat(found)
+    parts = []
+    for batch in torch.split(images, LATENTS_AT_ONCE):
+        latents = model.encode(batch) if isinstance(model, Autoencoder) else None
+        if latents is None or searched:
+            latents = search.find(model, batch, start=latents, training=False).x
+        parts.append(latents)
+    return torch.cat(parts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRestoration(LatentSearch, Task):
-    """Learn to undo one kind of damage.
+    """Training to restore images with one kind of damage.
 
-    A generator, which maps latents to images by an equilibrium, is trained through the inner
-    problem (JIIO Eq. 24): the latents that explain ŷ best are found by JIIO, and the loss is
-    ‖y − h(z*)‖² there. A model that takes `measurement` as a second argument gets (ŷ, A), any
-    other the picture of ŷ (Eq. 23). Images have values in [0, 1].
+    A generator with an equilibrium layer is trained through the inner problem (JIIO Eq. 24): JIIO
+    finds the latents that fit ŷ best, and the loss is ‖y − h(z*)‖² there. A model that sets
+    `takes_measurement` is called with (ŷ, A), any other model with the picture of ŷ (Eq. 23).
+    Pixels are in [0, 1].
 
-    corruption: "inpaint", "denoise", "deblur" or "superres", or one of them with its options, as in
-        {"denoise": {"noise": 0.4}}.
-    engine: of the inner problem, as all options of `LatentSearch`. A decoder that is trained
-        through it learns faster with "anderson" than with "secant", even though the latter comes
-        closer to the optimal latents.
-    stop_at_noise: end the inner problem where noise explains the misfit.
-    outer: "detached" takes the optimal latent as a constant, as the paper does; "implicit"
-        differentiates it too, which needs an inner problem that converges (a ridge helps).
-    seed: of the damage that evaluations see, the same in every epoch.
+    Args:
+        engine: Engine of the inner problem. Decoders train faster with "anderson" than with
+            "secant", although the latter gets closer to the optimal latents.
+        iterations: Largest number of steps of the inner problem in training.
+        ridge: As in `LatentSearch`.
+        sweeps: As in `LatentSearch`.
+        step_size: As in `LatentSearch`.
+        tolerance: As in `LatentSearch`.
+        corruption: Name of a damage, such as "inpaint", "denoise", "deblur" or "superres", or a
+            mapping with one name and its options, such as {"denoise": {"noise": 0.4}}.
+        evaluation_iterations: Largest number of steps of the inner problem in evaluations.
+        stop_at_noise: End the inner problem once the misfit is at most the expected norm of the
+            noise.
+        outer: "detached" treats the optimal latent as a constant, as the paper does. "implicit"
+            differentiates it, which needs an inner problem that converges (a ridge helps).
+        seed: Seed of the damage in evaluations.
 
     Examples:
         >>> from equilibria.models.restorers.model import deq_restorer
         >>> model = deq_restorer(in_channels=1, channels=8)
         >>> task = eq.tasks.ImageRestoration(corruption={"denoise": {"noise": 0.1}})
-        >>> found = task.evaluate(model, [(torch.rand(2, 1, 8, 8), torch.zeros(2))])
-        >>> "psnr" in found.figures
+        >>> evaluation = task.evaluate(model, [(torch.rand(2, 1, 8, 8), torch.zeros(2))])
+        >>> "psnr" in evaluation.figures
         True
     """
 
@@ -276,74 +306,77 @@ class ImageRestoration(LatentSearch, Task):
 
     @cached_property
     def damage(self) -> Damage:
-        """The damage that is undone."""
+        """The damage that the model learns to restore."""
         if isinstance(self.corruption, str):
             return get_damage(self.corruption)
         if len(self.corruption) != 1:
             raise ValueError(
-                "corruption is a name, or one name with options, such as {denoise: {noise: 0.4}}, "
-                f"not {self.corruption}"
+                "corruption must be a name, or a mapping with one name and its options, such as "
+                f"{{denoise: {{noise: 0.4}}}}, got {self.corruption}"
             )
         ((name, options),) = self.corruption.items()
         return get_damage(name, **options)
 
     @property
     def noise(self) -> float:
-        """Where the inner problem ends; 0: it goes on."""
+        """Noise level at which the inner problem ends; 0 if `stop_at_noise` is not set."""
         return self.damage.noise if self.stop_at_noise else 0.0
 
     def evaluation_options(self) -> dict[str, Any]:
-        """Of `restore`, as an evaluation calls it."""
+        """Return the options of `restore` in an evaluation."""
         return {**self.options(), "iterations": self.evaluation_iterations, "noise": self.noise}
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
-        seen = self.damage.corrupt(inputs)
-        restored = self._through(model, seen) if is_generator(model) else answer(model, seen)
+        problem = self.damage.corrupt(inputs)
+        if is_generator(model):
+            restored = self._restored_by_generator(model, problem)
+        else:
+            restored = answer(model, problem)
         return Outcome({"loss": (restored - inputs).square().flatten(1).mean(dim=1)})
 
     def evaluation_step(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
     ) -> Outcome:
-        """The mean squared error of a pixel; the PSNR is that of pictures, cut off to [0, 1].
+        """Return the mean squared error per pixel, and the PSNR of pictures clamped to [0, 1].
 
-        The solves are for a generator those of the inner problems, else those of the model.
+        The solves are those of the inner problems for a generator, otherwise those of the model.
         """
-        seen = self.damage.corrupt(inputs, generator)
+        problem = self.damage.corrupt(inputs, generator)
         solves: Solved | None = None
         if is_generator(model):
             options = self.evaluation_options()
-            solves = found = restore(model, seen.measured, seen.measurement, **options)
-            restored = found.images
+            solves = result = restore(model, problem.measured, problem.measurement, **options)
+            restored = result.images
         else:
-            restored = answer(model, seen)
+            restored = answer(model, problem)
         values = {
             "loss": (restored - inputs).double().square().flatten(1).mean(dim=1),
             "psnr": picture_psnr(restored, inputs),
         }
-        picture = seen.picture(tuple(inputs.shape[2:]))
+        picture = problem.picture(tuple(inputs.shape[2:]))
         if picture is not None:
             values["measured_psnr"] = picture_psnr(picture, inputs)
         return Outcome(values, solves=solves)
 
-    def figures(self, found: Outcome) -> dict[str, float | None]:
-        """Mean and median over the images; what was measured is None where it is no picture."""
+    def figures(self, outcome: Outcome) -> dict[str, float | None]:
+        """Return the mean and median PSNR, and the median of the measured pictures, if any."""
         return {
-            "psnr": found.mean("psnr"),
-            "median_psnr": found.median("psnr"),
-            "measured_psnr": found.median("measured_psnr"),
+            "psnr": outcome.mean("psnr"),
+            "median_psnr": outcome.median("psnr"),
+            "measured_psnr": outcome.median("measured_psnr"),
         }
 
-    def _through(self, model: nn.Module, seen: RestorationProblem) -> Tensor:
-        """h(z*) at the latents of the inner problem, in the graph of the parameters (Eq. 24)."""
-        found = self.run(
+    def _restored_by_generator(self, model: nn.Module, problem: RestorationProblem) -> Tensor:
+        """Return h(z*) at the latents of the inner problem, differentiable (Eq. 24)."""
+        result = self.run(
             model,
-            seen.measured,
-            seen.measurement,
+            problem.measured,
+            problem.measurement,
             noise=self.noise,
             polish=self.outer == "implicit",
-            check_tolerance=TRAINING_CHECK if self.outer == "detached" else None,
+            check_tolerance=TRAINING_CHECK_TOLERANCE if self.outer == "detached" else None,
         )
-        found.report_visited()
-        latents = optimal_input(found, self.outer, strict=False)
-        restored: Tensor = model(latents, start=found.state)
+        result.report_visited()
+        latents = optimal_input(result, self.outer, strict=False)
+        restored: Tensor = model(latents, start=result.state)
         return restored

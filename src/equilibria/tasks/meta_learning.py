@@ -1,4 +1,4 @@
-"""Few-shot learning by adapting weights: MAML, Reptile and iMAML.
+"""Few-shot learning by adaptation of weights: MAML, Reptile and iMAML.
 
 Finn, Abbeel, Levine, "Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks", ICML
 2017. Nichol, Achiam, Schulman, "On First-Order Meta-Learning Algorithms", 2018. Rajeswaran, Finn,
@@ -23,21 +23,23 @@ from equilibria.tasks.few_shot import EpisodeBatch, EpisodicTask, answers
 
 
 def trained_weights(model: nn.Module) -> list[Tensor]:
-    """The parameters that are trained."""
+    """Return the parameters that require gradients."""
     return [p for p in model.parameters() if p.requires_grad]
 
 
 def with_weights(model: nn.Module, weights: Iterable[Tensor]) -> nn.Module:
-    """A twin of the model with these weights in the place of those that are trained."""
-    given = dict(zip(map(id, trained_weights(model)), weights, strict=True))
-    return twin(model, lambda held: given.get(id(held), held))
+    """Return a copy of the model with other values of its `trained_weights`."""
+    replacements = dict(zip(map(id, trained_weights(model)), weights, strict=True))
+    return twin(model, lambda tensor: replacements.get(id(tensor), tensor))
 
 
 class WeightAdaptation(EpisodicTask):
-    """Episodes are learned by steps of the weights, from those of the model.
+    """Base class of tasks that adapt the weights of the model to each episode.
 
-    inner_rate: of the steps. inner_steps: in training. evaluation_steps: in evaluation; None: as
-    many.
+    Attributes:
+        inner_steps: Number of steps on an episode in training.
+        inner_rate: Learning rate of these steps.
+        evaluation_steps: Number of steps in evaluations; None for `inner_steps`.
     """
 
     inner_steps: int
@@ -51,7 +53,14 @@ class WeightAdaptation(EpisodicTask):
 
     @abstractmethod
     def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> nn.Module:
-        """A twin of the model after so many steps on labelled images."""
+        """Return a copy of the model after steps on labelled images.
+
+        Args:
+            model: The model; it is not changed.
+            images: Images, shape (N, C, H, W).
+            labels: Labels, shape (N,).
+            steps: Number of steps.
+        """
 
     @torch.enable_grad()
     def descend(
@@ -64,7 +73,19 @@ class WeightAdaptation(EpisodicTask):
         proximal: float = 0.0,
         create_graph: bool = False,
     ) -> nn.Module:
-        """φ ← φ − rate (∇L(φ) + proximal (φ − θ)) from the model's θ, so often, in θ's graph."""
+        """Iterate φ ← φ − rate (∇L(φ) + proximal (φ − θ)) from the weights θ of the model.
+
+        Args:
+            model: The model; it is not changed.
+            images: Images, shape (N, C, H, W).
+            labels: Labels, shape (N,).
+            steps: Number of steps.
+            proximal: Weight of the proximal term.
+            create_graph: Make the gradients differentiable.
+
+        Returns:
+            A copy of the model with the weights φ, differentiable in θ.
+        """
         start, adapted = trained_weights(model), model
         for _ in range(steps):
             weights = trained_weights(adapted)
@@ -81,7 +102,13 @@ class WeightAdaptation(EpisodicTask):
         return self.query_logits(model, episodes, self.evaluation_steps or self.inner_steps)
 
     def query_logits(self, model: nn.Module, episodes: EpisodeBatch, steps: int) -> Tensor:
-        """What the queries are answered after so many steps, shape (B, queries, ways)."""
+        """Return the logits of the queries after adaptation, shape (B, queries, ways).
+
+        Args:
+            model: The model; it is not changed.
+            episodes: B episodes.
+            steps: Number of steps on the support of each episode.
+        """
         return torch.stack(
             [
                 self.adapt(model, support, labels, steps)(query)
@@ -91,33 +118,42 @@ class WeightAdaptation(EpisodicTask):
 
 
 def with_gradient(
-    model: nn.Module, found: Outcome, gradients: Sequence[Sequence[Tensor]]
+    model: nn.Module, outcome: Outcome, gradients: Sequence[Sequence[Tensor]]
 ) -> Outcome:
-    """The same losses, whose mean has the mean over episodes of given gradients in the weights.
+    """Return the same losses, with a given gradient in the weights.
 
-    So a method that has its update from elsewhere (Reptile's θ − θ′, iMAML's linear solve) trains
-    by the same loop and optimizers as a loss that is differentiated.
+    Methods that compute their update directly (Reptile's θ − θ′, iMAML's linear solve) can then use
+    the same training loop and optimizers as a differentiable loss.
+
+    Args:
+        model: The model.
+        outcome: Losses of the episodes.
+        gradients: Gradient in each trained weight, for each episode. The mean loss gets their mean.
     """
-    total = found.values["loss"].new_zeros(())
-    for weight, *given in zip(trained_weights(model), *gradients, strict=True):
-        gradient = torch.stack(given).mean(dim=0).detach()
+    total = outcome.values["loss"].new_zeros(())
+    for weight, *of_episodes in zip(trained_weights(model), *gradients, strict=True):
+        gradient = torch.stack(of_episodes).mean(dim=0).detach()
         total = total + ((weight - weight.detach()) * gradient).sum()
-    loss = found.values["loss"].detach() + found.values["weight"] * total
-    return Outcome({**found.values, "loss": loss})
+    loss = outcome.values["loss"].detach() + outcome.values["weight"] * total
+    return Outcome({**outcome.values, "loss": loss})
 
 
 @dataclass(frozen=True)
 class MAML(WeightAdaptation):
-    """The loss of the queries after `inner_steps` gradient steps on the support, differentiated.
+    """MAML: minimize the loss of the queries after gradient steps on the support.
 
-    first_order: take the inner gradients as constants (FOMAML).
+    Args:
+        inner_steps: Number of steps on the support in training.
+        inner_rate: Learning rate of these steps.
+        first_order: Treat the inner gradients as constants (FOMAML).
+        evaluation_steps: Number of steps in evaluations; None for `inner_steps`.
 
     Examples:
         >>> model, labels = eq.create_model("conv4", num_classes=2, in_channels=1), [0, 1, 0, 1]
-        >>> found = eq.tasks.MAML().training_step(
+        >>> outcome = eq.tasks.MAML().training_step(
         ...     model, torch.rand(1, 4, 1, 28, 28), torch.tensor([labels])
         ... )
-        >>> found.loss.requires_grad
+        >>> outcome.loss.requires_grad
         True
     """
 
@@ -137,20 +173,24 @@ class MAML(WeightAdaptation):
 
 @dataclass(frozen=True)
 class Reptile(WeightAdaptation):
-    """θ ← θ + ε mean(θ′ − θ), θ′ from `inner_steps` steps on all images of an episode.
+    """Reptile: θ ← θ + ε mean(θ′ − θ), with θ′ from steps on all images of an episode.
 
-    The loss has the gradient θ − θ′: SGD without momentum, weight decay and clipping makes exactly
-    that step, with ε its learning rate. Its value is that of the queries, which training has seen
-    too. In evaluation the steps are on the support alone.
+    The loss has the gradient θ − θ′, so SGD with learning rate ε and without momentum, weight decay
+    and clipping takes exactly this step. The value of the loss is that of the queries, which are
+    part of the training images. In evaluations the steps use the support only.
 
-    inner_batch: images of a step in training, drawn anew in every pass.
-    optimizer: of the inner steps; Adam without momentum (β₁ = 0), as the paper has it, or SGD.
+    Args:
+        inner_steps: Number of steps on an episode in training.
+        evaluation_steps: Number of steps in evaluations; None for `inner_steps`.
+        inner_rate: Learning rate of these steps.
+        inner_batch: Number of images per step; the images are shuffled in every pass.
+        optimizer: Optimizer of the inner steps: "adam" with β₁ = 0, as in the paper, or "sgd".
 
     Examples:
         >>> model, labels = eq.create_model("conv4", num_classes=2, in_channels=1), [0, 1, 0, 1]
         >>> task = eq.tasks.Reptile(inner_steps=1)
-        >>> found = task.training_step(model, torch.rand(1, 4, 1, 28, 28), torch.tensor([labels]))
-        >>> found.loss.requires_grad
+        >>> outcome = task.training_step(model, torch.rand(1, 4, 1, 28, 28), torch.tensor([labels]))
+        >>> outcome.loss.requires_grad
         True
     """
 
@@ -172,28 +212,28 @@ class Reptile(WeightAdaptation):
             labels = torch.cat([support_labels, query_labels])
             adapted = self.adapt(model, images, labels, self.inner_steps)
             pairs = zip(trained_weights(model), trained_weights(adapted), strict=True)
-            moves.append([before.detach() - after.detach() for before, after in pairs])
+            moves.append([initial.detach() - final.detach() for initial, final in pairs])
             with torch.no_grad():
                 rows.append(adapted(query))
         return with_gradient(model, answers(torch.stack(rows), episodes), moves)
 
     def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> nn.Module:
-        """With θ′, from the model's own weights."""
+        """Return a copy of the model with the weights θ′, not differentiable in θ."""
         leaves = [weight.detach().clone().requires_grad_() for weight in trained_weights(model)]
         adapted = with_weights(model, leaves)
         optimizer: torch.optim.Optimizer = torch.optim.SGD(leaves, lr=self.inner_rate)
         if self.optimizer == "adam":
             optimizer = torch.optim.Adam(leaves, lr=self.inner_rate, betas=(0.0, 0.999))
         with torch.enable_grad():
-            for chosen in _passes(len(images), self.inner_batch, steps):
+            for rows in _batches(len(images), self.inner_batch, steps):
                 optimizer.zero_grad()
-                F.cross_entropy(adapted(images[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
+                F.cross_entropy(adapted(images[rows]), labels[rows]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         return adapted
 
 
-def _passes(samples: int, size: int, steps: int) -> list[Tensor]:
-    """Indices of the batches of so many steps: all samples at once, or in turn, shuffled."""
+def _batches(samples: int, size: int, steps: int) -> list[Tensor]:
+    """Return the sample indices of each step; they are shuffled if a batch is not all samples."""
     if size >= samples:
         return [torch.arange(samples)] * steps
     batches: list[Tensor] = []
@@ -205,19 +245,24 @@ def _passes(samples: int, size: int, steps: int) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class IMAML(WeightAdaptation):
-    """φ* = argmin L(φ) + λ/2 ‖φ − θ‖² on the support; the gradient in θ is (I + H/λ)⁻¹ ∇L_query.
+    """iMAML: minimize the loss of the queries at φ* = argmin L(φ) + λ/2 ‖φ − θ‖² on the support.
 
-    The inner problem takes `inner_steps` gradient steps, the linear system `solve_steps` of
-    conjugate gradients (Algorithm 2), which stop early where H, the Hessian of the support's loss
-    at φ*, makes the system indefinite.
+    The gradient in θ is (I + H/λ)⁻¹ ∇L_query, with H the Hessian of the support's loss at φ*. The
+    linear system is solved by conjugate gradients (Algorithm 2), which stop early if it is
+    indefinite.
 
-    proximal: λ.
+    Args:
+        inner_steps: Number of gradient steps on the inner problem in training.
+        inner_rate: Learning rate of these steps.
+        proximal: λ, the weight of the proximal term.
+        solve_steps: Limit of the steps of conjugate gradients.
+        evaluation_steps: Number of gradient steps in evaluations; None for `inner_steps`.
 
     Examples:
         >>> model, labels = eq.create_model("conv4", num_classes=2, in_channels=1), [0, 1, 0, 1]
         >>> task = eq.tasks.IMAML(inner_steps=1, solve_steps=1)
-        >>> found = task.training_step(model, torch.rand(1, 4, 1, 28, 28), torch.tensor([labels]))
-        >>> found.loss.requires_grad
+        >>> outcome = task.training_step(model, torch.rand(1, 4, 1, 28, 28), torch.tensor([labels]))
+        >>> outcome.loss.requires_grad
         True
     """
 
@@ -245,14 +290,14 @@ class IMAML(WeightAdaptation):
         return with_gradient(model, answers(torch.stack(rows), episodes), gradients)
 
     def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> nn.Module:
-        found = self.descend(model, images, labels, steps, proximal=self.proximal)
-        leaves = (weight.detach().requires_grad_() for weight in trained_weights(found))
-        return with_weights(found, leaves)
+        adapted = self.descend(model, images, labels, steps, proximal=self.proximal)
+        leaves = (weight.detach().requires_grad_() for weight in trained_weights(adapted))
+        return with_weights(adapted, leaves)
 
     def _solve(
         self, adapted: nn.Module, images: Tensor, labels: Tensor, outer: tuple[Tensor, ...]
     ) -> list[Tensor]:
-        """(I + H/λ)⁻¹ of the gradient of the queries' loss."""
+        """Return (I + H/λ)⁻¹ times `outer`, the gradient of the queries' loss."""
         leaves = trained_weights(adapted)
         with torch.enable_grad():
             loss = F.cross_entropy(adapted(images), labels)
@@ -262,8 +307,8 @@ class IMAML(WeightAdaptation):
             pulled = torch.autograd.grad(gradient, leaves, vector, retain_graph=True)
             return vector + _flat(pulled) / self.proximal
 
-        found = _truncated_cg(operator, _flat(outer), self.solve_steps)
-        pieces = torch.split(found, [leaf.numel() for leaf in leaves])
+        solution = _truncated_cg(operator, _flat(outer), self.solve_steps)
+        pieces = torch.split(solution, [leaf.numel() for leaf in leaves])
         return [piece.view_as(leaf) for piece, leaf in zip(pieces, leaves, strict=True)]
 
 
@@ -272,24 +317,24 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _truncated_cg(operator: Callable[[Tensor], Tensor], rhs: Tensor, steps: int) -> Tensor:
-    """A few steps of conjugate gradients; the right-hand side itself where the first one fails.
+    """Take a few steps of conjugate gradients; return the right-hand side if the first one fails.
 
-    Not `equilibria.gradients.conjugate_gradients`, which adds the residual to what it has found:
-    exact for I − Jᵀ with J a contraction, but an error grows by it where H/λ is large.
+    `equilibria.solvers.conjugate_gradients` is not suitable, because it adds the residual to its
+    result. This is accurate for I − Jᵀ with J a contraction, but amplifies errors for a large H/λ.
     """
-    found, residual = torch.zeros_like(rhs), rhs
+    result, residual = torch.zeros_like(rhs), rhs
     direction, square = residual, residual @ residual
     for step in range(steps):
         image = operator(direction)
         curvature = direction @ image
         if not bool(curvature > 0):
-            return rhs if step == 0 else found
+            return rhs if step == 0 else result
         length = square / curvature
-        found = found + length * direction
+        result = result + length * direction
         residual = residual - length * image
-        following = residual @ residual
-        if not bool(following > torch.finfo(rhs.dtype).eps ** 2 * (rhs @ rhs)):
+        new_square = residual @ residual
+        if not bool(new_square > torch.finfo(rhs.dtype).eps ** 2 * (rhs @ rhs)):
             break
-        direction = residual + (following / square) * direction
-        square = following
-    return found
+        direction = residual + (new_square / square) * direction
+        square = new_square
+    return result

@@ -1,4 +1,4 @@
-"""Learning the prior of photographs: a denoiser of their patches, over a range of noise."""
+"""Training of the prior of photographs, as a denoiser of patches over a range of noise levels."""
 
 from __future__ import annotations
 
@@ -15,24 +15,30 @@ from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome
 from equilibria.tasks.image_quality import picture_psnr
 
-FLOOR = 1e-6
-"""Of a mean squared error, so that a patch without contents does not outweigh all others."""
+ERROR_FLOOR = 1e-6
+"""Added to mean squared errors, so that a flat patch does not dominate the mean logarithm."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoPriorTask(Task):
-    """maximize the mean PSNR of y*(x, σ) over patches y of photographs and x = y + noise of σ.
+    """Training of a denoiser: maximize the mean PSNR of y*(x, σ) for x = y + noise.
 
-    The model takes (x, σ), or x alone. What is judged leaves out the `edge`, where a patch does not
-    go on.
+    The images y are random patches of photographs. The model is called with (x, σ), or with x only.
 
-    patch: the side of a patch, one of each photograph, cut and turned on its side at random.
-    zoom: patches are enlarged by 1 to `zoom`, drawn evenly in its logarithm: a photograph of full
-        size is smoother than a small copy of it.
-    zoomed: the share of patches that are.
-    least, most: of σ, drawn evenly in its logarithm, and spread over a batch; equal for one level.
-    judged: σ in evaluations, of the middle of each photograph.
-    blind: the model is not told σ, as a plain network is not.
+    Args:
+        patch: Side of a patch in pixels. One patch is cut from each photograph at a random
+            position, and transposed with probability ½.
+        edge: Pixels at each edge of a patch that do not count, because the model cannot use what
+            is beyond.
+        zoom: Largest magnification of patches, drawn log-uniformly between 1 and `zoom`, because a
+            photograph of full size is smoother than a small copy.
+        zoomed: Fraction of patches that are magnified.
+        least: Smallest noise level σ, as a fraction of the pixel range. Levels are drawn
+            log-uniformly and stratified over a batch.
+        most: Largest noise level σ.
+        judged: Noise level σ of evaluations, on the middle of each photograph.
+        blind: Call the model without σ.
+        seed: Seed of the noise in evaluations.
 
     Examples:
         >>> from equilibria.models.restorers.photo import photo_denoiser
@@ -61,16 +67,19 @@ class PhotoPriorTask(Task):
         )
         check_values(self, positive_pixels=("least", "most", "judged"))
         if self.patch <= 2 * self.edge or self.least > self.most:
-            raise ValueError("a patch is wider than its two edges, and `least` is not above `most`")
+            raise ValueError(
+                "patch must be larger than 2·edge, and least at most most, got "
+                f"patch={self.patch}, edge={self.edge}, least={self.least:g}, most={self.most:g}"
+            )
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         clean = torch.stack([self._cut(photograph) for photograph in inputs])
         spread = math.log(self.most / self.least)
-        place = (torch.arange(len(clean)) + torch.rand(len(clean))) / len(clean)
-        noise = self.least * torch.exp(spread * place).to(clean)
+        position = (torch.arange(len(clean)) + torch.rand(len(clean))) / len(clean)
+        noise = self.least * torch.exp(spread * position).to(clean)
         restored = self._restored(model, clean, noise, torch.randn_like(clean))
         errors = self._inside(restored - clean).square().flatten(1).mean(dim=1)
-        return Outcome({"loss": (errors + FLOOR).log()})
+        return Outcome({"loss": (errors + ERROR_FLOOR).log()})
 
     def evaluation_step(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
@@ -78,14 +87,16 @@ class PhotoPriorTask(Task):
         top, left = (max(0, size - self.patch) // 2 for size in inputs.shape[2:])
         clean = inputs[..., top : top + self.patch, left : left + self.patch]
         noise = clean.new_full((len(clean),), self.judged)
-        drawn = torch.randn(clean.shape, generator=generator).to(clean)
-        restored = self._restored(model, clean, noise, drawn)
+        normal = torch.randn(clean.shape, generator=generator).to(clean)
+        restored = self._restored(model, clean, noise, normal)
         restored, clean = self._inside(restored), self._inside(clean)
         errors = (restored - clean).square().flatten(1).mean(dim=1)
-        return Outcome({"loss": (errors + FLOOR).log(), "psnr": picture_psnr(restored, clean)})
+        return Outcome(
+            {"loss": (errors + ERROR_FLOOR).log(), "psnr": picture_psnr(restored, clean)}
+        )
 
     def _cut(self, photograph: Tensor) -> Tensor:
-        """A square of it, the same for photographs of all sizes that are at least as large."""
+        """Return a random patch, of the same size for all photographs."""
         is_zoomed = bool(torch.rand(()) < self.zoomed)
         zoom = math.exp(math.log(self.zoom) * float(torch.rand(()))) if is_zoomed else 1.0
         side = min(math.ceil(self.patch / zoom), *photograph.shape[1:])
@@ -97,15 +108,15 @@ class PhotoPriorTask(Task):
         return square.transpose(1, 2) if bool(torch.rand(()) < 0.5) else square
 
     def _inside(self, images: Tensor) -> Tensor:
-        """Without the edges; of a picture that is hardly wider than they are, its middle."""
+        """Remove the edges; of a picture that is not larger, return the middle."""
         height, width = images.shape[2:]
         edge = min(self.edge, (min(height, width) - 1) // 2)
         return images[..., edge : height - edge, edge : width - edge]
 
-    def figures(self, found: Outcome) -> dict[str, float | None]:
-        return {"psnr": found.mean("psnr"), "median_psnr": found.median("psnr")}
+    def figures(self, outcome: Outcome) -> dict[str, float | None]:
+        return {"psnr": outcome.mean("psnr"), "median_psnr": outcome.median("psnr")}
 
-    def _restored(self, model: nn.Module, clean: Tensor, noise: Tensor, drawn: Tensor) -> Tensor:
-        noisy = clean + noise[:, None, None, None] * drawn
+    def _restored(self, model: nn.Module, clean: Tensor, noise: Tensor, normal: Tensor) -> Tensor:
+        noisy = clean + noise[:, None, None, None] * normal
         restored: Tensor = model(noisy) if self.blind else model(noisy, noise)
         return restored

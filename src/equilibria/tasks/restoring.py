@@ -1,4 +1,4 @@
-"""The restorer that a trained model is, and the damage that it undoes."""
+"""Restorers from trained models, and the damage that they restore."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equilibria.tasks.images import ImageRestoration, Reconstruction
 
 
 def searches_latents(model: nn.Module, task: Task) -> bool:
-    """Whether a model restores by a search for latents, not by a forward pass."""
+    """Whether a model restores by a search for latents instead of a forward pass."""
     return not isinstance(task, ImageRestoration) or is_generator(model)
 
 
@@ -31,18 +31,19 @@ def restorer_of(
     seed: int = 0,
     **search: Any,
 ) -> ModelRestorer:
-    """Return the restorer that a trained model is.
+    """Return a restorer that uses a trained model.
 
     Args:
         model: The model.
-        task: What it was trained for. A model trained to restore answers at once, or searches with
-            the options of its evaluation if it is a generator.
-        channels: Number of color channels that the model takes.
-        tile: Side in pixels of the tiles of large pictures, for a model that takes any size.
-        stop_at_noise: End a search where noise explains what is left; without a ridge.
-        prior: Density of the latents that are searched for, in place of the ridge.
-        seed: Of the random starts of a search.
-        search: Options of `restore`, in place of those of the task.
+        task: Task that it was trained for. A model for restoration is applied once; if it is a
+            generator, its latents are searched with the options of the task's evaluation.
+        channels: Number of color channels that the model accepts.
+        tile: Side in pixels of the tiles of large pictures, for a model that accepts any size.
+        stop_at_noise: End a search once the misfit is at most the expected norm of the noise; this
+            disables the ridge.
+        prior: Prior of the latents, which replaces the ridge.
+        seed: Seed of the random starts of a search.
+        **search: Options of `restore`, which override those of the task.
 
     Raises:
         ValueError: If an option of a search is given for a model that does not search.
@@ -55,10 +56,10 @@ def restorer_of(
         'LearnedRestorer'
     """
     if not searches_latents(model, task):
-        given = [*search, *["stop_at_noise"] * stop_at_noise, *["prior"] * (prior is not None)]
-        if given:
+        unused = [*search, *["stop_at_noise"] * stop_at_noise, *["prior"] * (prior is not None)]
+        if unused:
             raise ValueError(
-                f"{type(model).__name__} restores without a search: leave out {', '.join(given)}"
+                f"{type(model).__name__} restores without a search: leave out {', '.join(unused)}"
             )
         return LearnedRestorer(model, channels, tile)
     options: dict[str, Any] = {}
@@ -76,16 +77,16 @@ def restorer_of(
 
 
 def chosen_damage(model: nn.Module, task: Task, name: str | None = None, **options: Any) -> Damage:
-    """Return the damage that is undone: the one asked for, or what a model was trained to undo.
+    """Return the requested damage, or by default the damage that a model was trained to restore.
 
     Args:
         model: The model.
-        task: What it was trained for.
-        name: Name of a damage; that of the task if None.
-        options: Options of the damage.
+        task: Task that it was trained for.
+        name: Name of a damage; by default that of the task.
+        **options: Options of the damage.
 
     Raises:
-        ValueError: If there is no such damage, or the model cannot undo it.
+        ValueError: If there is no such damage, or the model cannot restore it.
 
     Examples:
         >>> model = eq.load("mnist-generator")
@@ -93,18 +94,23 @@ def chosen_damage(model: nn.Module, task: Task, name: str | None = None, **optio
         >>> chosen_damage(model, eq.tasks.Reconstruction(), "denoise", noise=0.1)
         Denoising(noise=0.1)
     """
-    own = task.damage if isinstance(task, ImageRestoration) else None
+    trained = task.damage if isinstance(task, ImageRestoration) else None
     if name is None:
-        if own is None:
-            raise ValueError(f"name what is to be undone: --task {', '.join(list_damages())}")
-        unknown = [option for option in options if not hasattr(own, option)]
+        if trained is None:
+            raise ValueError(
+                "the model was not trained for one kind of damage: choose it by --task, one of "
+                f"{', '.join(list_damages())}"
+            )
+        unknown = [option for option in options if not hasattr(trained, option)]
         if unknown:
-            raise ValueError(f"{own} has no {', '.join(unknown)}: name another --task for it")
-        return replace(own, **options) if is_dataclass(own) else own
-    chosen = get_damage(name, **options)
-    if own is not None and type(own) is not type(chosen) and not is_generator(model):
+            raise ValueError(
+                f"{trained} has no option {', '.join(unknown)}: choose another damage by --task"
+            )
+        return replace(trained, **options) if is_dataclass(trained) else trained
+    requested = get_damage(name, **options)
+    if trained is not None and type(trained) is not type(requested) and not is_generator(model):
         raise ValueError(
-            f"the run was trained to undo {own}, not {chosen}: only a generator can do what it was "
-            "not trained for"
+            f"the model was trained for {trained} and cannot restore {requested}: only a generator "
+            "restores damage that it was not trained for"
         )
-    return chosen
+    return requested

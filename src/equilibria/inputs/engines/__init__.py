@@ -1,4 +1,4 @@
-"""Engines: how z, μ and x are carried towards a joint fixed point. One file a method."""
+"""Engines: iterations that find a joint fixed point of z, μ and x. One file per method."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ _engines: Registry[Engine] = Registry(
 register_engine = _engines.register
 list_engines = _engines.names
 get_engine = _engines.resolve
-"""The engine called by a name, with options; an engine passes through."""
+"""Return an engine by name, with options, or an engine object unchanged."""

@@ -1,4 +1,4 @@
-"""What engines share: z, μ and x, and the sweeps of Eq. 11 that carry z and μ after x."""
+"""Base class of engines, with the sweeps of Eq. 11 that update z and μ after a step of x."""
 
 from __future__ import annotations
 
@@ -15,34 +15,39 @@ from equilibria.inputs.steps import Decay, Rule
 from equilibria.registry import check_at_least_one, check_positive, check_share
 from equilibria.solvers import Solver
 
-FIRST_PULLS = 3
-"""More pull-backs for the first μ than for every later one."""
+EXTRA_FIRST_PULLBACKS = 3
+"""Pull-backs for the first μ, in addition to those for every later one."""
 START_TOLERANCE = 0.1
-"""Of the first z, where no check has solved for it: the sweeps go on from there."""
+"""Relative residual of the solve for the first z. The sweeps reduce it further."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """One way to iterate Eq. 11: this one as it is printed, others derive from it.
+    """The iteration of Eq. 11 as printed. Other engines derive from it.
 
-    name: what results call it, where it is given as an object.
-    sweeps: updates of (z, μ) for each step of x; None leaves it to the call.
-    alpha_z, alpha_mu: damping of the sweeps.
-    alpha_x: the step size where a call gives none; None leaves it to `optimize_input`.
-    share: the length of the first normalized step where there is no step size, in units of the
-        region's scale. A long step ends where the gradient points, as in the power method; the
-        decay makes it finer.
-    late_factor: what decay="late" multiplies the step length by after 65 iterations.
-    from_zero: start at z = 0 rather than at the equilibrium of x0.
-    unit_loss: scale the loss so that μ is of the order of 1; otherwise it is taken as given.
-    cheapest: the result is the iterate of the least loss as it seemed, whatever the residual of its
-        z; otherwise only iterates near their equilibrium, and the last one, are believed.
+    Args:
+        name: Name in results, if the engine is passed as an object.
+        rule: Direction of a step of x: "gradient", "quasi-newton" or "adam".
+        decay: Decay of the step length: "cosine", "linear", "late" (one drop after 65 iterations)
+            or "none".
+        sweeps: Updates of (z, μ) per step of x; None uses those of the call.
+        alpha_z: Damping of the sweeps of z.
+        alpha_mu: Damping of the sweeps of μ.
+        alpha_x: Step size of x if the call does not set one; None leaves it to `optimize_input`.
+        share: Default length of the first normalized step, in units of the region's scale. A step
+            that is much longer than the region ends where the gradient points, as in the power
+            method.
+        late_factor: Factor of the step length after the drop of decay="late".
+        from_zero: Start at z = 0 instead of the equilibrium of x0.
+        unit_loss: Scale the loss such that μ is of the order of 1.
+        cheapest: Return the iterate of the lowest observed loss, whatever the residual of its z.
+            Otherwise only iterates near their equilibrium, and the last one, are candidates.
 
     Examples:
         >>> model, image = eq.load("digits-opteq"), eq.data.load_digits().test.images[:1]
         >>> engine = eq.inputs.Engine(rule="adam", sweeps=2, alpha_x=0.01)
-        >>> found = eq.optimize_input(model, lambda y: y[:, 3], image, engine=engine, iterations=5)
-        >>> bool(found.loss < found.initial_loss), found.engine
+        >>> result = eq.optimize_input(model, lambda y: y[:, 3], image, engine=engine)
+        >>> bool(result.loss < result.initial_loss), result.engine
         (True, 'own')
     """
 
@@ -65,7 +70,12 @@ class Engine:
         check_positive(alpha_x=self.alpha_x, share=self.share)
 
     def begin(self, problem: InputProblem, sweeps: int) -> EngineRun[Any]:
-        """A run of its own, with what it remembers."""
+        """Return the state of a new search with this engine.
+
+        Args:
+            problem: The problems to solve.
+            sweeps: Updates of (z, μ) per step of x.
+        """
         return EngineRun(self, problem, sweeps)
 
 
@@ -74,7 +84,7 @@ EngineT = TypeVar("EngineT", bound=Engine)
 
 @dataclass
 class EngineRun(Generic[EngineT]):
-    """One search of an engine: how z and μ follow x, and where the next iteration starts."""
+    """State of one search with an engine: updates z and μ and proposes the next iterate."""
 
     engine: EngineT
     problem: InputProblem
@@ -82,89 +92,91 @@ class EngineRun(Generic[EngineT]):
 
     @property
     def residual_limit(self) -> float:
-        """The residual below which its size decides on what is done next."""
+        """Residual below which the engine needs its exact value."""
         return 0.0
 
     @property
-    def strays(self) -> bool:
-        """Whether x may be evaluated outside its region: such points are no results."""
+    def leaves_region(self) -> bool:
+        """Whether x may be evaluated outside its region, where it cannot be a result."""
         return False
 
     @property
     def inner(self) -> Solver[Any] | None:
-        """What accelerates the sweeps at one x, z and μ each on its own.
+        """Solver that accelerates the sweeps at one x, separately for z and μ.
 
-        It takes the place of the damping in all of them but the last.
+        It replaces the damping in all sweeps but the last.
         """
         return None
 
-    def start(self, here: FixedInput, z: Tensor | None) -> Tensor:
-        """Where z starts: solved loosely, or at `z` where that is its equilibrium already."""
+    def start(self, fixed: FixedInput, z: Tensor | None) -> Tensor:
+        """Return the z to start from: `z` if given, otherwise a loose solve."""
         if self.engine.from_zero:
             return self.problem.packing.pack(self.problem.zero_state)
-        return self._solved(here, None, START_TOLERANCE) if z is None else z
+        return self._solved(fixed, None, START_TOLERANCE) if z is None else z
 
-    def follow(
-        self, here: FixedInput, now: JointIterate, *, first: bool
+    def update(
+        self, fixed: FixedInput, current: JointIterate, *, first: bool
     ) -> tuple[JointIterate, JointEvaluation]:
-        """Return z and μ updated at x, and the last evaluation.
+        """Update z and μ at x; return the new iterate and the last evaluation.
 
-        z first, without a graph; then μ, through the graph of the last evaluation alone.
+        z is updated first, without a graph, then μ, with the graph of the last evaluation only.
         """
         alpha_z, alpha_mu = self.engine.alpha_z, self.engine.alpha_mu
-        z = self._advanced(here.image, now.z, self.sweeps - 1, alpha_z)
-        linear = JointLinearization(here, z)
-        mu, pulls = now.mu, self.sweeps - 1
+        z = self._advanced(fixed.image, current.z, self.sweeps - 1, alpha_z)
+        linear = JointLinearization(fixed, z)
+        mu, pullbacks = current.mu, self.sweeps - 1
         if first and not self.engine.from_zero:
-            # z is an equilibrium here, so μ can be had as well: the first step sets the course.
-            mu, pulls = linear.slope, pulls + FIRST_PULLS
-        mu = self._advanced(linear.pull, mu, pulls, alpha_mu)
+            # z is an equilibrium, so a good μ is cheap, and the first step of x is important.
+            mu, pullbacks = linear.slope, pullbacks + EXTRA_FIRST_PULLBACKS
+        mu = self._advanced(linear.pull, mu, pullbacks, alpha_mu)
         evaluation = linear.evaluation(mu)
-        z = _towards(z, evaluation.image, alpha_z)
-        mu = _towards(mu, evaluation.adjoint, alpha_mu)
-        return JointIterate(z, mu, now.x), evaluation
+        z = _interpolated(z, evaluation.image, alpha_z)
+        mu = _interpolated(mu, evaluation.adjoint, alpha_mu)
+        return JointIterate(z, mu, current.x), evaluation
 
     def extrapolated(
-        self, now: JointIterate, updated: JointIterate, residual: Tensor
+        self, current: JointIterate, updated: JointIterate, residual: Tensor
     ) -> JointIterate:
-        """Where the next iteration starts."""
+        """Return the start of the next iteration."""
         return updated
 
     def selection(self, x: Tensor, z: Tensor) -> BestIterate:
-        """Return what chooses the result among the iterates of a search that starts at (x, z)."""
+        """Return the rule that chooses the result of a search that starts at (x, z)."""
         kind = CheapestIterate if self.engine.cheapest else BestIterate
-        return kind(x, z, self.problem.groups, is_open=not self.strays)
+        return kind(x, z, self.problem.groups, is_open=not self.leaves_region)
 
     def restart(self, rows: Tensor, x: Tensor) -> None:
-        """Discard what depends on the iterates so far, because some problems start over.
+        """Discard the history of problems that start over.
 
         Args:
-            rows: The problems that start over, as a mask.
-            x: The inputs of all problems, in these the start.
+            rows: Mask of the problems that start over.
+            x: Inputs of all problems; those of the problems `rows` are the start.
         """
 
     def _solved(
-        self, here: FixedInput, start: Tensor | None, tolerance: float, limit: int | None = None
+        self, fixed: FixedInput, start: Tensor | None, tolerance: float, limit: int | None = None
     ) -> Tensor:
-        found = self.problem.solve(here.context, start, tolerance=tolerance, max_iterations=limit)
-        self.problem.evaluations += found.evaluations
-        return self.problem.packing.pack(found.state)
+        solution = self.problem.solve(
+            fixed.context, start, tolerance=tolerance, max_iterations=limit
+        )
+        self.problem.evaluations += solution.evaluations
+        return self.problem.packing.pack(solution.state)
 
     def _advanced(
         self, image_of: Callable[[Tensor], Tensor], point: Tensor, times: int, alpha: float = 1.0
     ) -> Tensor:
-        """`point` after so many applications of a map, accelerated or damped."""
+        """Apply a map `times` times, accelerated or damped."""
         inner = self.inner
         memory: Any = None if inner is None or times < 1 else inner.begin(point)
         for _ in range(times):
             image = image_of(point)
             point = (
-                _towards(point, image, alpha)
+                _interpolated(point, image, alpha)
                 if inner is None
                 else inner.propose(memory, point, image, image - point)
             )
         return point
 
 
-def _towards(point: Tensor, image: Tensor, alpha: float) -> Tensor:
+def _interpolated(point: Tensor, image: Tensor, alpha: float) -> Tensor:
     return image if alpha == 1 else point.lerp(image, alpha)

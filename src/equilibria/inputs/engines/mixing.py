@@ -1,4 +1,4 @@
-"""Engines that mix the joint iterates (z, μ, x), as Anderson's and Broyden's methods do."""
+"""Engines that extrapolate the joint iterates (z, μ, x) by Anderson's or Broyden's method."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from equilibria.solvers import AndersonTypeOne, Solver
 
 @dataclass(frozen=True, kw_only=True)
 class MixingEngine(Engine):
-    """Sweeps and steps whose iterates a solver extrapolates, z, μ and x together.
+    """Engine whose joint iterates (z, μ, x) are extrapolated by a solver.
 
-    mixing: that solver; None: none does.
-    mix_below: the residual below which a problem is mixed. Far from the optimum an extrapolated x
-        is worse than a plain step; infinity mixes always.
-    project_mixed: whether x is projected after mixing; otherwise the map is evaluated at its
-        projection, every step is mixed, and the steps that Broyden's updates rely on are kept.
+    Args:
+        mixing: The solver; None for plain iterates.
+        mix_below: Residual below which a problem is mixed. Far from the optimum an extrapolated x
+            is worse than a plain step; infinity mixes always.
+        project_mixed: Project x after mixing. Otherwise every step is mixed, and the map is
+            evaluated at the projection of x, which keeps the steps that Broyden's updates need.
     """
 
     mixing: Solver[Any] | None
@@ -38,9 +39,9 @@ class MixingRun(EngineRun[MixingEngine]):
 
     def __post_init__(self) -> None:
         self.memory: Any = None
-        """The mixing solver's."""
+        """State of the mixing solver."""
         self.mixed: Tensor | None = None
-        """The joint iterate as the mixing solver proposed it, where it is not projected."""
+        """Last proposal of the mixing solver, if it is not projected."""
 
     @property
     def residual_limit(self) -> float:
@@ -50,17 +51,19 @@ class MixingRun(EngineRun[MixingEngine]):
         self.memory = self.mixed = None
 
     def extrapolated(
-        self, now: JointIterate, updated: JointIterate, residual: Tensor
+        self, current: JointIterate, updated: JointIterate, residual: Tensor
     ) -> JointIterate:
         mixing, groups = self.engine.mixing, self.problem.groups
         if mixing is None:
             return updated
-        point = groups.join_all(now.z, now.mu, now.x) if self.mixed is None else self.mixed
+        point = (
+            groups.join_all(current.z, current.mu, current.x) if self.mixed is None else self.mixed
+        )
         image = groups.join_all(updated.z, updated.mu, updated.x)
         if self.memory is None:
             self.memory = mixing.begin(point)
         proposed = mixing.propose(self.memory, point, image, image - point)
-        z, mu, x = groups.split_all(proposed, now.x.shape[1])
+        z, mu, x = groups.split_all(proposed, current.x.shape[1])
         mixed = JointIterate(z, mu, self.problem.region.project(x))
         if not self.engine.project_mixed:
             self.mixed = proposed
@@ -71,5 +74,5 @@ class MixingRun(EngineRun[MixingEngine]):
 def anderson(
     memory: int = 5, ridge: float = 1e-3, cap: float = 10.0, **options: Any
 ) -> MixingEngine:
-    """Type I with a ridge, a cap on its weights, and only near the optimum."""
+    """Mix by Anderson's method, type I, with a ridge and a cap on its weights, near the optimum."""
     return MixingEngine(mixing=AndersonTypeOne(memory=memory, ridge=ridge, cap=cap), **options)

@@ -1,4 +1,4 @@
-"""The engine of constrained inputs: Nesterov's momentum on the constraint, nothing a step old."""
+"""Engine for constrained inputs: projected steps with Nesterov's momentum."""
 
 from __future__ import annotations
 
@@ -8,29 +8,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equilibria.inputs.engines.base import FIRST_PULLS, Engine, EngineRun
+from equilibria.inputs.engines.base import EXTRA_FIRST_PULLBACKS, Engine, EngineRun
 from equilibria.inputs.iterates import JointIterate
 from equilibria.inputs.problem import FixedInput, InputProblem, JointEvaluation, JointLinearization
 from equilibria.inputs.steps import Decay
 from equilibria.registry import check_below_one, check_positive
 
-MOST_EXTRA_SWEEPS = 5
-"""For a step whose z or μ has fallen behind."""
+MAX_EXTRA_SWEEPS = 5
+"""Limit of additional sweeps per step for a z or μ that residuals behind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MomentumEngine(Engine):
     """x⁺ = Π(y − α g/‖g‖) from the extrapolated point y = x + β (x − x⁻), β the momentum.
 
-    y stays within the bounds of a box, where the model may end, but not in the ball: to project
-    it there would take most of the momentum away. At y one graph holds a sweep z⁺ = T(z; y),
-    the loss at z⁺ and its slope s, and the pull-back that gives μ⁺ = Jᵀμ + s and g. Before it μ
-    is renewed by what s has changed since the last step. So x, z and s are of the same moment,
-    and only Jᵀ of the last step acts in μ. The length α falls as half a cosine: a line leaves too
-    few steps to the shortest ones, and needs two steps in ten more.
+    y is clamped to the bounds of a box, because the model may not be defined outside, but it is not
+    projected to the ball, which would remove most of the momentum. At y one graph holds a sweep
+    z⁺ = T(z; y), the loss at z⁺ with its slope s, and the pull-back to μ⁺ = Jᵀμ + s and g. Before
+    the pull-back, the change of s since the last step is added to μ, so x, z and s belong to the
+    same step and only the Jᵀ in μ is older.
 
-    lag_limit: the relative residual of z or μ after a step above which the next one has more
-        sweeps, problem by problem: where T contracts slowly one sweep a step falls behind.
+    Args:
+        momentum: β, at least 0 and below 1.
+        lag_limit: Relative residual of z or μ after a step above which the next step of this
+            problem has additional sweeps. One sweep per step is too few if T contracts slowly.
+
+    The other arguments are those of `Engine`.
+
+    Notes:
+        A linear decay needs about 20 % more steps than the cosine.
     """
 
     name: str = "momentum"
@@ -54,36 +60,36 @@ class MomentumRun(EngineRun[MomentumEngine]):
     def __post_init__(self) -> None:
         self.last_x: Tensor | None = None
         self.slope: Tensor | None = None
-        """∂ℓ/∂z of the last step, which its μ holds."""
-        self.lags: tuple[Tensor, Tensor] | None = None
-        """Of z and of μ after the last step, for each problem."""
+        """∂ℓ/∂z of the last step, which is part of its μ."""
+        self.residuals: tuple[Tensor, Tensor] | None = None
+        """Relative residuals of z and of μ after the last step, one per problem."""
 
     @property
-    def strays(self) -> bool:
+    def leaves_region(self) -> bool:
         return self.problem.region.ball is not None
 
-    def follow(
-        self, here: FixedInput, now: JointIterate, *, first: bool
+    def update(
+        self, fixed: FixedInput, current: JointIterate, *, first: bool
     ) -> tuple[JointIterate, JointEvaluation]:
-        more = self.sweeps - 1
-        z = self._advanced(here.image, now.z, more)
-        z = self._caught_up(here.image, z, 0)
-        linear = JointLinearization(here, z, fresh=True)
+        pullbacks = self.sweeps - 1
+        z = self._advanced(fixed.image, current.z, self.sweeps - 1)
+        z = self._swept_further(fixed.image, z, 0)
+        linear = JointLinearization(fixed, z, loss_at_image=True)
         if self.slope is None:
-            mu, more = linear.slope, more + FIRST_PULLS
+            mu, pullbacks = linear.slope, pullbacks + EXTRA_FIRST_PULLBACKS
         else:
-            mu = now.mu + (linear.slope - self.slope)
-        mu = self._advanced(linear.pull, mu, more)
-        mu = self._caught_up(linear.pull, mu, 1)
+            mu = current.mu + (linear.slope - self.slope)
+        mu = self._advanced(linear.pull, mu, pullbacks)
+        mu = self._swept_further(linear.pull, mu, 1)
         evaluation = linear.evaluation(mu)
         self.slope = linear.slope
-        self.lags = evaluation.state_residual, evaluation.adjoint_residual
+        self.residuals = evaluation.state_residual, evaluation.adjoint_residual
         if self.last_x is None:
-            self.last_x = now.x
-        return JointIterate(evaluation.image, evaluation.adjoint, now.x), evaluation
+            self.last_x = current.x
+        return JointIterate(evaluation.image, evaluation.adjoint, current.x), evaluation
 
     def extrapolated(
-        self, now: JointIterate, updated: JointIterate, residual: Tensor
+        self, current: JointIterate, updated: JointIterate, residual: Tensor
     ) -> JointIterate:
         assert self.last_x is not None
         ahead = updated.x + self.engine.momentum * (updated.x - self.last_x)
@@ -94,17 +100,19 @@ class MomentumRun(EngineRun[MomentumEngine]):
         if self.last_x is not None:
             self.last_x = torch.where(rows[:, None], x, self.last_x)
 
-    def _caught_up(self, image_of: Callable[[Tensor], Tensor], point: Tensor, kind: int) -> Tensor:
-        """`point` after more sweeps in the problems where the last step left it behind."""
-        if self.lags is None:
+    def _swept_further(
+        self, image_of: Callable[[Tensor], Tensor], point: Tensor, kind: int
+    ) -> Tensor:
+        """Sweep problems with a large residual further; `kind` is 0 for z and 1 for μ."""
+        if self.residuals is None:
             return point
         groups, limit = self.problem.groups, self.engine.lag_limit
-        behind = self.lags[kind] > limit
-        for _ in range(MOST_EXTRA_SWEEPS):
+        behind = self.residuals[kind] > limit
+        for _ in range(MAX_EXTRA_SWEEPS):
             if not bool(behind.any()):
                 break
             image = image_of(point)
-            left = groups.relative_residual(point, image)
+            residual = groups.relative_residual(point, image)
             point = torch.where(groups.to_samples(behind)[:, None], image, point)
-            behind = behind & (left > limit)
+            behind = behind & (residual > limit)
         return point

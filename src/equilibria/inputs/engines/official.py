@@ -1,4 +1,4 @@
-"""The paper's own form: Eq. 11 with the settings of Appendix C.3."""
+"""The paper's algorithm: Eq. 11 with the settings of Appendix C.3."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ Acceleration = Literal["type-1", "type-2", "broyden", "none"]
 
 @dataclass(frozen=True)
 class PaperSettings:
-    """What Appendix C.3 sets for a task: α_x, what it drops to after 65 iterations, and memory."""
+    """Settings of Appendix C.3 for a task.
+
+    Attributes:
+        alpha_x: Step size α_x.
+        late_alpha_x: Step size after 65 iterations.
+        memory: Number of iterates that Anderson's method mixes.
+    """
 
     alpha_x: float
     late_alpha_x: float
@@ -27,8 +33,10 @@ PAPER_SETTINGS = {
     "cifar10": PaperSettings(0.1, 0.1, 20),
     "few-shot": PaperSettings(0.04, 0.01, 10),
 }
-"""By task. Table 9 swaps α of MNIST and CIFAR-10; the text of C.3, used here, says more: it is
-MNIST's 0.6 that drops to 0.2. Attacks need `normalize=True`: their α is the length of a step."""
+"""Settings of each task, from the text of C.3; Table 9 swaps α of MNIST and CIFAR-10.
+
+Attacks need `normalize=True`: their α is the length of a step.
+"""
 
 
 def official(
@@ -37,34 +45,36 @@ def official(
     selection: Literal["cost", "residual"] = "cost",
     acceleration: Acceleration = "type-1",
 ) -> MixingEngine:
-    """The paper's algorithm: Eq. 11 as printed, every step mixed by Anderson's type I.
+    """Build the paper's algorithm: Eq. 11, every step mixed by Anderson's method, type I.
 
-    As the authors do it: everything from zero, one sweep, the loss as it is given, no ridge, cap or
-    restart (a row whose system has no solution takes a plain step), α_x that drops after 65
-    iterations, and the iterate of the least cost as the result. x is projected in the map and again
-    after mixing. `task` chooses C.3's settings, a key of `PAPER_SETTINGS`.
+    As in the paper, z and μ start at zero, there is one sweep per step, the loss is not scaled, α_x
+    drops after 65 iterations, and the result is the iterate of the lowest cost. The mixing has no
+    ridge, cap or restart; rows whose system has no solution take a plain step. x is projected in
+    the map and again after mixing.
 
-    selection: "cost" is C.3's rule. An iterate whose z is far from its equilibrium can look cheap:
-        an attack on a small OptEq reached a loss of 1.2 by it, and 2.2 with "residual", which
-        believes iterates of a small residual alone. A.2 speaks of a heuristic "that traded off
-        between a small KKT residual and a small cost", without a formula.
-    acceleration: the others that A.2 compares: Anderson's type II, Broyden's method, and none.
+    Args:
+        task: Key of `PAPER_SETTINGS`.
+        memory: Number of iterates that are mixed; by default that of the task.
+        selection: "cost" is the rule of C.3. The loss at a z far from its equilibrium can be too
+            low; "residual" considers only iterates with a small residual. A.2 mentions a heuristic
+            "that traded off between a small KKT residual and a small cost", without a formula.
+        acceleration: "type-1" is the paper's; A.2 compares it with the others.
     """
     check_choice(PAPER_SETTINGS, task=task)
     check_choice(("cost", "residual"), selection=selection)
     check_choice(get_args(Acceleration), acceleration=acceleration)
-    chosen = PAPER_SETTINGS[task]
+    settings = PAPER_SETTINGS[task]
     return MixingEngine(
         name="official",
-        mixing=_solver(acceleration, memory or chosen.memory),
+        mixing=_solver(acceleration, memory or settings.memory),
         mix_below=float("inf"),
         project_mixed=acceleration != "broyden",
         sweeps=1,
         alpha_z=0.8,
         alpha_mu=0.6,
-        alpha_x=chosen.alpha_x,
+        alpha_x=settings.alpha_x,
         decay="late",
-        late_factor=chosen.late_alpha_x / chosen.alpha_x,
+        late_factor=settings.late_alpha_x / settings.alpha_x,
         from_zero=True,
         unit_loss=False,
         cheapest=selection == "cost",
@@ -72,9 +82,9 @@ def official(
 
 
 def _solver(acceleration: Acceleration, memory: int) -> Solver[Any] | None:
-    endless = float("inf")
+    unlimited = float("inf")
     if acceleration == "type-1":
-        return AndersonTypeOne(memory=memory, ridge=0.0, cap=endless, restart_growth=endless)
+        return AndersonTypeOne(memory=memory, ridge=0.0, cap=unlimited, restart_growth=unlimited)
     if acceleration == "type-2":
         return Anderson(memory=memory)
     return Broyden(rank=memory) if acceleration == "broyden" else None

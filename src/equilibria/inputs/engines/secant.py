@@ -1,4 +1,4 @@
-"""The engine of free inputs: z and μ are predicted at the next x, which quasi-Newton steps find."""
+"""Engine for unconstrained inputs: quasi-Newton steps of x, and predicted z and μ."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from equilibria.registry import check_not_negative
 from equilibria.solvers import Anderson, Solver
 
 SECANT_RIDGE = 1e-6
-"""Relative to each secant: two that point the same way share their weight."""
-SECANT_CAP = 10.0
-"""The largest sum of weights; beyond it nothing is predicted."""
+"""Ridge of the normal equations for unit steps. Parallel steps share their weight."""
+MAX_WEIGHT_SUM = 10.0
+"""Largest sum of the absolute weights. If it is exceeded, nothing is extrapolated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecantEngine(Engine):
-    """Sweeps that start where the last steps of x predict z and μ.
+    """Engine whose sweeps start at predicted z and μ, with quasi-Newton steps of x.
 
-    Measured best on latents (docs/benchmarks.md). Extrapolating x itself, as Anderson's and
-    Broyden's methods do with the joint iterate, is behind quasi-Newton steps.
+    It is the fastest engine for latents (docs/benchmarks.md).
 
-    memory: how many of the last steps of x predict z and μ at the next one.
-    inner_memory: of Anderson's method, which accelerates the sweeps at one x; 0 for none.
+    Args:
+        memory: Number of the last steps of x that predict z and μ at the next x.
+        inner_memory: Memory of Anderson's method, which accelerates the sweeps at one x; 0 for
+            plain sweeps.
+
+    The other arguments are those of `Engine`.
     """
 
     name: str = "secant"
@@ -60,22 +63,22 @@ class SecantRun(EngineRun[SecantEngine]):
         return self._inner
 
     def extrapolated(
-        self, now: JointIterate, updated: JointIterate, residual: Tensor
+        self, current: JointIterate, updated: JointIterate, residual: Tensor
     ) -> JointIterate:
         if not self.engine.memory:
             return updated
         groups = self.problem.groups
-        self.secants.observe(now.x, (groups.join(updated.z), groups.join(updated.mu)))
+        self.secants.observe(current.x, (groups.join(updated.z), groups.join(updated.mu)))
         z, mu = self.secants.predict(updated.x)
         return JointIterate(groups.split(z), groups.split(mu), updated.x)
 
 
 class Secants:
-    """(z, μ) as a function of x, linear through its last values, one row a problem.
+    """Linear model of (z, μ) as a function of x through the last values, one row per problem.
 
-    A step of x leaves z and μ behind by O(‖Δx‖). Their prediction v + ΔV c, with c the weights of
-    the last steps ΔX that come nearest to the new one, leaves them behind by O(‖Δx‖²) in the span
-    of those steps, for a few vector operations.
+    After a step of x, the previous z and μ have an error of O(‖Δx‖). The prediction v + ΔV c, where
+    ΔX c approximates the new step by the last ones, has an error of O(‖Δx‖²) in the span of these
+    steps, at the cost of a few vector operations.
     """
 
     def __init__(self, memory: int) -> None:
@@ -85,9 +88,9 @@ class Secants:
         self.last: tuple[Tensor, tuple[Tensor, ...]] | None = None
 
     def observe(self, x: Tensor, values: tuple[Tensor, ...]) -> None:
-        """`values` are z and μ after the sweeps at `x`."""
+        """Record z and μ after the sweeps at `x`."""
         if self.last is not None:
-            change = tuple(now - then for now, then in zip(values, self.last[1], strict=True))
+            change = tuple(new - old for new, old in zip(values, self.last[1], strict=True))
             self.steps = [*self.steps, x - self.last[0]][-self.memory :]
             self.changes = [*self.changes, change][-self.memory :]
         self.last = (x, values)
@@ -95,7 +98,7 @@ class Secants:
     def predict(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return z and μ at a new x."""
         assert self.last is not None
-        before, values = self.last
+        last_x, values = self.last
         if not self.steps:
             return values
         steps = torch.stack(self.steps, dim=1)
@@ -105,15 +108,15 @@ class Secants:
         double = torch.float32 if x.device.type == "mps" else torch.float64
         gram = torch.bmm(units, units.transpose(1, 2)).to(double)
         gram.diagonal(dim1=1, dim2=2).copy_(torch.full_like(sizes, 1 + SECANT_RIDGE))
-        target = torch.bmm((x - before)[:, None], units.transpose(1, 2))[:, 0].to(double)
-        solved, _ = torch.linalg.solve_ex(gram, target)
-        weights = solved.to(x.dtype) * inverse
-        # A NaN sum compares false.
-        sound = weights.abs().sum(dim=1, keepdim=True) <= SECANT_CAP
-        weights = torch.where(sound, weights, 0.0)
-        for i, change in enumerate(self.changes):
+        target = torch.bmm((x - last_x)[:, None], units.transpose(1, 2))[:, 0].to(double)
+        solution, _ = torch.linalg.solve_ex(gram, target)
+        weights = solution.to(x.dtype) * inverse
+        # The comparison is false for NaN.
+        usable = weights.abs().sum(dim=1, keepdim=True) <= MAX_WEIGHT_SUM
+        weights = torch.where(usable, weights, 0.0)
+        for i, changes in enumerate(self.changes):
             values = tuple(
-                torch.addcmul(value, weights[:, i, None], moved)
-                for value, moved in zip(values, change, strict=True)
+                torch.addcmul(value, weights[:, i, None], change)
+                for value, change in zip(values, changes, strict=True)
             )
         return values

@@ -1,4 +1,4 @@
-"""Which of its iterates an engine returns."""
+"""Selection of the iterate that an engine returns."""
 
 from __future__ import annotations
 
@@ -37,58 +37,58 @@ class BestIterate:
 
     def observe(
         self,
-        now: JointIterate,
+        current: JointIterate,
         updated: JointIterate,
         evaluation: JointEvaluation,
         *,
         usable: Tensor,
         solved: Tensor,
     ) -> None:
-        """Take in one iterate.
+        """Compare one iterate with the best so far.
 
         Args:
-            now: The iterate before its sweeps.
+            current: The iterate before its sweeps.
             updated: The iterate after them.
-            evaluation: The evaluation at the inputs of `now`.
-            usable: Problems that run and whose numbers are finite, as a mask.
-            solved: Problems whose z is solved for at every x, as a mask.
+            evaluation: The evaluation at the inputs of `current`.
+            usable: Mask of the running problems whose values are finite.
+            solved: Mask of the problems whose z is solved for at every x.
         """
         if not self.is_open:
             return
-        better = self._believed(usable, evaluation) & (evaluation.loss < self.loss)
-        self.x = torch.where(better[:, None], now.x, self.x)
+        better = self._eligible(usable, evaluation) & (evaluation.loss < self.loss)
+        self.x = torch.where(better[:, None], current.x, self.x)
         self.loss = torch.where(better, evaluation.loss, self.loss)
-        self._keep_state(better, now, updated, solved)
+        self._keep_state(better, current, updated, solved)
 
     def restart(self, rows: Tensor) -> None:
-        """Discard the losses of the problems `rows`, whose iterates so far were wrong."""
+        """Discard the losses of the problems `rows`, whose iterates so far were invalid."""
         self.loss = torch.where(rows, torch.inf, self.loss)
 
     def candidates(self, last: JointIterate, converged: Tensor) -> list[Tensor]:
-        """Return the inputs whose true losses decide on the result, the preferred ones first."""
+        """Return the inputs whose true losses are compared, the preferred ones first."""
         best = self._preferred(last, converged)
         if bool((last.x == best).all()):
             return [best]
         return [best, torch.where(converged[:, None], best, last.x)]
 
     def unchecked(self, last: JointIterate) -> tuple[Tensor, Tensor]:
-        """Return the (x, z) that the search ends with where no true losses are computed."""
+        """Return the (x, z) that the search ends with if no true losses are computed."""
         return last.x, last.z
 
-    def _believed(self, usable: Tensor, evaluation: JointEvaluation) -> Tensor:
+    def _eligible(self, usable: Tensor, evaluation: JointEvaluation) -> Tensor:
         return usable & (evaluation.state_residual <= SMALL_RESIDUAL)
 
     def _keep_state(
-        self, better: Tensor, now: JointIterate, updated: JointIterate, solved: Tensor
+        self, better: Tensor, current: JointIterate, updated: JointIterate, solved: Tensor
     ) -> None:
-        """Remember the z of the best iterate, where `unchecked` needs it."""
+        """Keep the z of the best iterate, if `unchecked` needs it."""
 
     def _preferred(self, last: JointIterate, converged: Tensor) -> Tensor:
         return torch.where(converged[:, None], last.x, self.x)
 
 
 class CheapestIterate(BestIterate):
-    """The iterate of the lowest loss, whatever the residual of its z; no other is a candidate."""
+    """The iterate of the lowest loss, whatever the residual of its z. It is the only candidate."""
 
     def candidates(self, last: JointIterate, converged: Tensor) -> list[Tensor]:
         return [self._preferred(last, converged)]
@@ -96,12 +96,12 @@ class CheapestIterate(BestIterate):
     def unchecked(self, last: JointIterate) -> tuple[Tensor, Tensor]:
         return self.x, self.z
 
-    def _believed(self, usable: Tensor, evaluation: JointEvaluation) -> Tensor:
+    def _eligible(self, usable: Tensor, evaluation: JointEvaluation) -> Tensor:
         return usable
 
     def _keep_state(
-        self, better: Tensor, now: JointIterate, updated: JointIterate, solved: Tensor
+        self, better: Tensor, current: JointIterate, updated: JointIterate, solved: Tensor
     ) -> None:
         samples = self.groups.to_samples
-        seen = torch.where(samples(solved)[:, None], updated.z, now.z)
-        self.z = torch.where(samples(better)[:, None], seen, self.z)
+        evaluated = torch.where(samples(solved)[:, None], updated.z, current.z)
+        self.z = torch.where(samples(better)[:, None], evaluated, self.z)

@@ -1,4 +1,4 @@
-"""The baselines: z and μ solved for at every x, as an ordinary gradient step would."""
+"""Baseline engines, which solve for z and μ at every x."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from equilibria.registry import check_at_least_one, check_tolerances
 
 @dataclass(frozen=True, kw_only=True)
 class SolvedEngine(Engine):
-    """Projected gradient or Adam steps at equilibria that are solved for.
+    """Projected gradient or Adam steps, with solves for z and μ at every x.
 
-    warm: start the solves where those of the last step ended; otherwise from nothing.
-    inner_tolerance, inner_iterations: of the solves; None: the layer's limit.
+    Args:
+        warm: Start each solve at the result of the previous step.
+        inner_tolerance: Relative residual of the solves.
+        inner_iterations: Limit of the iterations of the solves; None uses the layer's for z and 200
+            for μ.
+
+    The other arguments are those of `Engine`.
     """
 
     warm: bool = False
@@ -37,17 +42,17 @@ class SolvedEngine(Engine):
 class SolvedRun(EngineRun[SolvedEngine]):
     """State of one search with a `SolvedEngine`."""
 
-    def start(self, here: FixedInput, z: Tensor | None) -> Tensor:
-        """A solve follows: there is nothing to prepare."""
+    def start(self, fixed: FixedInput, z: Tensor | None) -> Tensor:
+        """Return `z` or zeros; `update` solves anyway."""
         return self.problem.packing.pack(self.problem.zero_state) if z is None else z
 
-    def follow(
-        self, here: FixedInput, now: JointIterate, *, first: bool
+    def update(
+        self, fixed: FixedInput, current: JointIterate, *, first: bool
     ) -> tuple[JointIterate, JointEvaluation]:
         warm, tolerance = self.engine.warm, self.engine.inner_tolerance
         limit = self.engine.inner_iterations
-        z = self._solved(here, now.z if warm else None, tolerance, limit)
-        linear = JointLinearization(here, z)
-        start = now.mu if warm else None
+        z = self._solved(fixed, current.z if warm else None, tolerance, limit)
+        linear = JointLinearization(fixed, z)
+        start = current.mu if warm else None
         mu = linear.solve_adjoint(start, tolerance=tolerance, max_iterations=limit or 200).value
-        return JointIterate(z, mu, now.x), linear.evaluation(mu)
+        return JointIterate(z, mu, current.x), linear.evaluation(mu)

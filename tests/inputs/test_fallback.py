@@ -1,4 +1,4 @@
-"""Input optimization where plain steps diverge: the layer's solver finds the equilibria."""
+"""Input optimization of models whose sweeps diverge: the layer's solver finds the equilibria."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXACT: dict[str, Any] = {"tolerance": 1e-10, "max_iterations": 2000}
 
 @eq.energy_term
 def steep(y: Tensor, x: Tensor) -> Tensor:
-    """Curvature 50: the plain step multiplies errors by −50."""
+    """Curvature 50: a sweep multiplies errors by −50."""
     return 25 * y.square().sum(dim=1)
 
 
@@ -43,7 +43,7 @@ def uneven(y: Tensor, x: Tensor) -> Tensor:
 
 @eq.energy_term
 def quartic(y: Tensor, x: Tensor) -> Tensor:
-    """Curvature 12 y²: the plain step contracts near zero and diverges from far away."""
+    """Curvature 12 y²: sweeps contract near zero and diverge far away."""
     return y.pow(4).sum(dim=1)
 
 
@@ -60,7 +60,7 @@ def steep_model(
 
 
 def exact_loss(model: nn.Module, x: Tensor, loss: Any) -> Tensor:
-    """The loss with ridge, at equilibria that the layer itself solves for."""
+    """Return the loss with ridge, at equilibria from the layer's own solver."""
     with eq.solving(model, gradient=eq.Implicit(tolerance=1e-10), **EXACT) as record:
         value: Tensor = loss(model(x)) + ridge(x)
     assert all(bool(solution.converged.all()) for solution in record.solutions)
@@ -73,8 +73,10 @@ def exact_gradient(model: nn.Module, x: Tensor, loss: Any) -> Tensor:
     return gradient
 
 
-def least(model: Any, x0: Tensor, loss: Any, curvature: Tensor, quartic_share: float) -> float:
-    """The minimum that SciPy finds of the composed function, without solvers of this library.
+def minimum_by_scipy(
+    model: Any, x0: Tensor, loss: Any, curvature: Tensor, quartic_share: float
+) -> float:
+    """Return the minimum of the composed function, computed without solvers of this library.
 
     The stationary y of these energies with the identity solves (1 + c) y + 4 q y³ = u per unit.
     """
@@ -96,19 +98,19 @@ def least(model: Any, x0: Tensor, loss: Any, curvature: Tensor, quartic_share: f
     return float(minimize(function, start, jac=True, method="BFGS", tol=1e-7).fun)
 
 
-def is_exact(model: nn.Module, found: eq.inputs.InputResult, loss: Any) -> bool:
-    exact = exact_loss(model, found.x, loss).detach()
-    return bool((found.loss - exact).abs().max() <= 1e-8)
+def is_exact(model: nn.Module, result: eq.inputs.InputResult, loss: Any) -> bool:
+    exact = exact_loss(model, result.x, loss).detach()
+    return bool((result.loss - exact).abs().max() <= 1e-8)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_engine_reports_the_loss_of_an_equilibrium_and_lowers_it(engine: str) -> None:
+def test_every_engine_lowers_the_true_loss(engine: str) -> None:
     model, loss, x0 = steep_model(uneven, "identity"), squared_distance(2), inputs(2)
-    found = optimize_input(model, loss, x0, penalty=ridge, engine=engine, iterations=6)
-    assert is_exact(model, found, loss)
-    torch.testing.assert_close(found.initial_loss, exact_loss(model, x0, loss).detach())
-    assert bool((found.loss < 0.99 * found.initial_loss).all())
-    assert float(found.state_residual.max()) < 1e-8
+    result = optimize_input(model, loss, x0, penalty=ridge, engine=engine, iterations=6)
+    assert is_exact(model, result, loss)
+    torch.testing.assert_close(result.initial_loss, exact_loss(model, x0, loss).detach())
+    assert bool((result.loss < 0.99 * result.initial_loss).all())
+    assert float(result.state_residual.max()) < 1e-8
 
 
 @pytest.mark.parametrize(
@@ -120,11 +122,11 @@ def test_every_engine_reports_the_loss_of_an_equilibrium_and_lowers_it(engine: s
         (quartic, "secant", torch.tensor(0.0), 1.0),
     ],
 )
-def test_the_optimum_is_that_of_a_numerical_minimizer(
+def test_optimum_agrees_with_scipy(
     term: eq.Energy, engine: str, curvature: Tensor, quartic_share: float
 ) -> None:
     model, loss, x0 = steep_model(term, "identity"), squared_distance(2), inputs(2)
-    found = optimize_input(
+    result = optimize_input(
         model,
         loss,
         x0,
@@ -133,24 +135,24 @@ def test_the_optimum_is_that_of_a_numerical_minimizer(
         iterations=30,
         settings=SearchSettings(tolerance=1e-4),
     )
-    assert is_exact(model, found, loss)
-    minimum = least(model, x0, loss, curvature.double(), quartic_share)
-    assert float(found.loss.sum()) == pytest.approx(minimum, rel=1e-6)
+    assert is_exact(model, result, loss)
+    minimum = minimum_by_scipy(model, x0, loss, curvature.double(), quartic_share)
+    assert float(result.loss.sum()) == pytest.approx(minimum, rel=1e-6)
 
 
 @pytest.mark.parametrize("activation", ["relu", "softplus", "tanh"])
-def test_activations_other_than_the_identity(activation: str) -> None:
+def test_every_activation_is_supported(activation: str) -> None:
     model, loss, x0 = steep_model(steep, activation), squared_distance(2), inputs(2)
-    found = optimize_input(model, loss, x0, penalty=ridge, iterations=5)
-    assert is_exact(model, found, loss)
-    assert bool((found.loss < found.initial_loss).all())
-    assert not bool((found.status == Status.DIVERGED).any())
+    result = optimize_input(model, loss, x0, penalty=ridge, iterations=5)
+    assert is_exact(model, result, loss)
+    assert bool((result.loss < result.initial_loss).all())
+    assert not bool((result.status == Status.DIVERGED).any())
 
 
-def test_an_attack_ends_on_the_ball() -> None:
-    """With normalized steps z and μ are swept once per step, without help."""
+def test_attack_ends_on_the_ball() -> None:
+    """Normalized steps have one sweep per step."""
     model, loss, x0 = steep_model(uneven, "identity"), squared_distance(2), inputs(2)
-    found = optimize_input(
+    result = optimize_input(
         model,
         lambda outputs: -loss(outputs),
         x0,
@@ -158,49 +160,49 @@ def test_an_attack_ends_on_the_ball() -> None:
         settings=SearchSettings(normalize=True),
         iterations=8,
     )
-    assert found.engine == "momentum"
-    torch.testing.assert_close((found.x - x0).norm(dim=1), torch.full((2,), 0.5).double())
+    assert result.engine == "momentum"
+    torch.testing.assert_close((result.x - x0).norm(dim=1), torch.full((2,), 0.5).double())
     with eq.solving(model, **EXACT), torch.no_grad():
-        torch.testing.assert_close(found.loss, -loss(model(found.x)), rtol=1e-8, atol=1e-8)
-    leaf = found.x.clone().requires_grad_()
+        torch.testing.assert_close(result.loss, -loss(model(result.x)), rtol=1e-8, atol=1e-8)
+    leaf = result.x.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(loss(model(leaf)).sum(), leaf)
-    cosine = torch.cosine_similarity(gradient, found.x - x0)
+    cosine = torch.cosine_similarity(gradient, result.x - x0)
     assert float(cosine.min()) > 0.99
 
 
-def test_the_gradient_in_x_is_that_of_finite_differences() -> None:
-    """∂/∂x (ℓ + μᵀT) with the μ of the result."""
+def test_gradient_in_x_agrees_with_finite_differences() -> None:
+    """The gradient is ∂/∂x (ℓ + μᵀT) with the μ of the result."""
     model, loss, x0 = steep_model(uneven, "identity"), squared_distance(1), inputs(1)
-    found = optimize_input(model, loss, x0, penalty=ridge, iterations=3)
-    problem = found.problem
-    leaf = found.x.clone().requires_grad_()
+    result = optimize_input(model, loss, x0, penalty=ridge, iterations=3)
+    problem = result.problem
+    leaf = result.x.clone().requires_grad_()
     context = problem.inject(leaf)
-    assert isinstance(found.state, Tensor)
-    image = problem.layer.cell.step(found.state, context)
-    value = problem.losses(found.state, context, leaf).sum() + (found.adjoint * image).sum()
+    assert isinstance(result.state, Tensor)
+    image = problem.layer.cell.step(result.state, context)
+    value = problem.losses(result.state, context, leaf).sum() + (result.adjoint * image).sum()
     (gradient,) = torch.autograd.grad(value, leaf)
-    for place in range(4):
-        step = torch.zeros_like(found.x)
-        step[0, place] = 1e-5
-        above, below = (exact_loss(model, found.x + way * step, loss).item() for way in (1, -1))
-        assert gradient[0, place].item() == pytest.approx((above - below) / 2e-5, rel=1e-4)
+    for index in range(4):
+        step = torch.zeros_like(result.x)
+        step[0, index] = 1e-5
+        above, below = (exact_loss(model, result.x + sign * step, loss).item() for sign in (1, -1))
+        assert gradient[0, index].item() == pytest.approx((above - below) / 2e-5, rel=1e-4)
 
 
-def test_without_checks_the_loss_is_that_of_an_equilibrium_all_the_same() -> None:
+def test_loss_without_verify_is_that_of_an_equilibrium() -> None:
     model, loss, x0 = steep_model(uneven, "identity"), squared_distance(2), inputs(2)
-    found = optimize_input(
+    result = optimize_input(
         model, loss, x0, penalty=ridge, iterations=4, settings=SearchSettings(verify=False)
     )
-    assert is_exact(model, found, loss)
+    assert is_exact(model, result, loss)
     leaf = [p for p in model.parameters() if p.requires_grad]
-    own = torch.autograd.grad(optimal_value(found).sum(), leaf, allow_unused=True)
-    exact = torch.autograd.grad(exact_loss(model, found.x, loss).sum(), leaf)
-    for mine, true in zip(own, exact, strict=True):
-        torch.testing.assert_close(mine, true, rtol=1e-5, atol=1e-7)
+    gradients = torch.autograd.grad(optimal_value(result).sum(), leaf, allow_unused=True)
+    exact = torch.autograd.grad(exact_loss(model, result.x, loss).sum(), leaf)
+    for gradient, expected in zip(gradients, exact, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_a_sample_alone_is_that_sample_in_a_batch() -> None:
-    """One sample is steep, another is not: the input scales the curvature."""
+def test_result_does_not_depend_on_the_batch() -> None:
+    """The input scales the curvature, so the sweeps of only some samples diverge."""
 
     @eq.energy_term
     def scaled(y: Tensor, x: Tensor) -> Tensor:
@@ -230,14 +232,14 @@ def test_a_sample_alone_is_that_sample_in_a_batch() -> None:
         ("secant", False, 262.29),
         ("secant", True, 262.29),
         ("anderson", False, 262.29),
-        # On a ball Adam stops at a stationary point of its own metric, also with exact solves.
+        # On a ball Adam stops at a stationary point of its metric, even with exact solves.
         (Engine(rule="adam", sweeps=3, alpha_x=0.3), False, 289.8),
     ],
 )
-def test_a_map_that_contracts_at_the_start_and_not_further_on(
+def test_search_restarts_when_sweeps_begin_to_diverge(
     engine: str | Engine, normalize: bool, minimum: float
 ) -> None:
-    """The search starts over where its sweeps diverge; the minima are those of solves at each x."""
+    """The expected minima come from searches with solves at each x."""
     model, x0 = steep_model(quartic, "identity"), 0.02 * inputs(2)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -246,7 +248,7 @@ def test_a_map_that_contracts_at_the_start_and_not_further_on(
     def loss(outputs: Tensor) -> Tensor:
         return (outputs - 8).square().sum(dim=1)
 
-    found = optimize_input(
+    result = optimize_input(
         model,
         loss,
         x0,
@@ -256,14 +258,14 @@ def test_a_map_that_contracts_at_the_start_and_not_further_on(
         settings=SearchSettings(normalize=normalize),
         iterations=25,
     )
-    assert is_exact(model, found, loss)
-    assert float(found.loss.sum()) == pytest.approx(minimum, rel=0.02)
+    assert is_exact(model, result, loss)
+    assert float(result.loss.sum()) == pytest.approx(minimum, rel=0.02)
 
 
-def test_samples_of_a_group_share_their_input() -> None:
+def test_samples_of_a_group_share_an_input() -> None:
     model, loss = steep_model(uneven, "identity"), squared_distance(3)
     groups, x0 = torch.tensor([0, 1, 0]), inputs(2)
-    found = optimize_input(
+    result = optimize_input(
         model,
         loss,
         x0,
@@ -273,44 +275,44 @@ def test_samples_of_a_group_share_their_input() -> None:
         settings=SearchSettings(tolerance=1e-5),
     )
     with eq.solving(model, gradient=eq.Implicit(tolerance=1e-10), **EXACT):
-        leaf = found.x.clone().requires_grad_()
+        leaf = result.x.clone().requires_grad_()
         losses = loss(model(leaf[groups]))
         (gradient,) = torch.autograd.grad(losses.sum() + ridge(leaf).sum(), leaf)
     expected = torch.stack([losses[groups == g].sum() for g in (0, 1)]) + ridge(leaf)
-    torch.testing.assert_close(found.loss, expected.detach(), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(result.loss, expected.detach(), rtol=1e-8, atol=1e-8)
     assert float(gradient.abs().max()) < 1e-3
 
 
-def test_single_precision_with_a_large_curvature() -> None:
-    """One more evaluation of T in float32 would add an error of 1e-2; the solve is in float64."""
+def test_large_curvature_in_single_precision() -> None:
+    """One more evaluation of T in float32 would add an error of 1e-2 to the solve in float64."""
 
     @eq.energy_term
     def extreme(y: Tensor, x: Tensor) -> Tensor:
         return 1e5 * (y - 0.3).square().sum(dim=1)
 
     model, x0 = steep_model(extreme, "identity").float(), inputs(2).float()
-    found = optimize_input(
+    result = optimize_input(
         model, lambda o: o.square().sum(dim=1), x0, penalty=ridge, engine="momentum", iterations=20
     )
-    assert bool(found.converged.all()), found.summary()
-    exact = exact_loss(model.double(), found.x.double(), lambda o: o.square().sum(dim=1))
-    torch.testing.assert_close(found.loss.double(), exact.detach(), rtol=1e-5, atol=1e-5)
+    assert bool(result.converged.all()), result.summary()
+    exact = exact_loss(model.double(), result.x.double(), lambda o: o.square().sum(dim=1))
+    torch.testing.assert_close(result.loss.double(), exact.detach(), rtol=1e-5, atol=1e-5)
 
 
-def test_a_solver_that_cannot_find_the_equilibrium_is_reported_with_the_remedy() -> None:
+def test_failed_final_solve_warns_with_the_remedy() -> None:
     model = steep_model(steep, "identity", solver="picard")
-    with pytest.warns(ConvergenceWarning, match="equilibrium was not found.*solver='auto'"):
-        found = optimize_input(model, squared_distance(2), inputs(2), iterations=2)
-    assert bool(found.loss.isnan().all())
-    assert found.status.tolist() == [Status.DIVERGED] * 2
-    assert "so its loss is NaN" in found.message(0)
+    with pytest.warns(ConvergenceWarning, match=r"solve for the equilibrium.*solver='auto'"):
+        result = optimize_input(model, squared_distance(2), inputs(2), iterations=2)
+    assert bool(result.loss.isnan().all())
+    assert result.status.tolist() == [Status.DIVERGED] * 2
+    assert "the loss is NaN" in result.message(0)
     with eq.solving(model, solver="auto"):
-        found = optimize_input(model, squared_distance(2), inputs(2), iterations=2)
-    assert bool(torch.isfinite(found.loss).all())
+        result = optimize_input(model, squared_distance(2), inputs(2), iterations=2)
+    assert bool(torch.isfinite(result.loss).all())
 
 
-def test_a_map_without_fixed_point_or_objective_is_reported_with_a_remedy() -> None:
-    """Only the sample that has none: the other is optimized."""
+def test_map_without_fixed_point_warns_with_a_remedy() -> None:
+    """Samples with a fixed point are optimized nevertheless."""
 
     def doubled(z: Tensor, x: Tensor) -> Tensor:
         return torch.where(x[:, :1] > 0, z / 2 + x, 2 * z.abs() + 1)
@@ -320,42 +322,42 @@ def test_a_map_without_fixed_point_or_objective_is_reported_with_a_remedy() -> N
     ).double()
     x0 = torch.tensor([[1.0], [-1.0]]).double().expand(2, 4)
     with pytest.warns(ConvergenceWarning, match="choose another solver"):
-        found = optimize_input(
+        result = optimize_input(
             model, squared_distance(2), x0, iterations=3, settings=SearchSettings(step_size=1e-3)
         )
-    assert found.loss.isnan().tolist() == [False, True]
-    assert found.status[1] == Status.DIVERGED
-    assert found.status[0] != Status.DIVERGED
-    assert "mean loss nan" not in found.summary()
+    assert result.loss.isnan().tolist() == [False, True]
+    assert result.status[1] == Status.DIVERGED
+    assert result.status[0] != Status.DIVERGED
+    assert "mean loss nan" not in result.summary()
 
 
-def test_a_solver_whose_result_depends_on_its_steps_is_refused() -> None:
+def test_sam_solver_is_rejected() -> None:
     model = smooth_model()
-    refused = pytest.raises(ValueError, match=r"SAM.*solver='auto'")
-    with eq.solving(model, solver=eq.solvers.SAM()), refused:
+    rejected = pytest.raises(ValueError, match=r"SAM.*solver='auto'")
+    with eq.solving(model, solver=eq.solvers.SAM()), rejected:
         optimize_input(model, squared_distance(), inputs())
 
 
-def test_a_layer_that_descends_from_the_start_is_searched() -> None:
+def test_layer_with_descent_solver_is_supported() -> None:
     model = steep_model(steep, "identity", solver=eq.solvers.Descent())
     loss, x0 = squared_distance(2), inputs(2)
-    found = optimize_input(model, loss, x0, penalty=ridge, iterations=4)
-    assert is_exact(model, found, loss)
-    assert bool((found.loss < found.initial_loss).all())
+    result = optimize_input(model, loss, x0, penalty=ridge, iterations=4)
+    assert is_exact(model, result, loss)
+    assert bool((result.loss < result.initial_loss).all())
 
 
-def test_few_iterations_of_the_layer_do_not_keep_a_search_from_the_equilibrium() -> None:
+def test_low_iteration_limit_of_the_layer_does_not_stop_solves() -> None:
     model = steep_model(uneven, "identity", max_iterations=5)
     loss, x0 = squared_distance(2), inputs(2)
-    found = optimize_input(model, loss, x0, penalty=ridge, iterations=4)
-    assert is_exact(model, found, loss)
-    assert bool((found.loss < found.initial_loss).all())
+    result = optimize_input(model, loss, x0, penalty=ridge, iterations=4)
+    assert is_exact(model, result, loss)
+    assert bool((result.loss < result.initial_loss).all())
 
 
-def test_a_contracting_energy_is_swept_as_always() -> None:
-    """No solve and no sweep in addition."""
+def test_contracting_energy_needs_no_fallback() -> None:
+    """The number of evaluations is that of the sweeps alone."""
     model, loss, x0 = smooth_model(), squared_distance(), inputs()
-    found = optimize_input(
+    result = optimize_input(
         model, loss, x0, penalty=ridge, iterations=6, settings=SearchSettings(tolerance=1e-12)
     )
-    assert found.evaluations == 3 * 6
+    assert result.evaluations == 3 * 6
