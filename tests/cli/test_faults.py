@@ -105,6 +105,7 @@ def test_debug_shows_where_it_happened(tmp_path: Path) -> None:
     [
         (RuntimeError("can't allocate memory"), "can't allocate memory"),
         (MemoryError(), "not enough memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "not enough memory"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "f"), "f: no space left on device: free"),
     ],
 )

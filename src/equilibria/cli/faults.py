@@ -19,6 +19,8 @@ MISTAKES = (ImportError, OSError, TypeError, ValueError)
 """What was asked for cannot be done: exit code 2."""
 FAILURES = (MemoryError, RuntimeError)
 """What was begun could not be finished: exit code 1."""
+ALLOCATOR = "DefaultCPUAllocator: "
+"""In the message of PyTorch where memory is exhausted."""
 DEFECT = 70
 """A fault of the program itself; sysexits.h calls it EX_SOFTWARE."""
 INTERRUPTED = 130
@@ -77,7 +79,7 @@ def sentence(error: BaseException) -> str:
         place = f"{error.filename}: " if error.filename is not None else ""
         remedy = f": {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
         return f"{place}{error.strerror.lower()}{remedy}"
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or ALLOCATOR in str(error):
         return "there is not enough memory: take smaller batches, images or models"
     return str(error) or type(error).__name__
 

@@ -29,6 +29,8 @@ from equilibria.restoration.problem import RestorationProblem
 GRAY_LEVEL = 1 / 255
 PAPER_WINDOW = 20 / 64
 """The side of the hidden window in the paper, 20 pixels of 64."""
+MOST_FACTOR = 16
+"""The largest factor of super-resolution."""
 
 
 class Damage(ABC):
@@ -260,6 +262,11 @@ class SuperResolution(Damage):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(2, factor=self.factor)
+        if self.factor > MOST_FACTOR:
+            raise ValueError(
+                f"factor must be at most {MOST_FACTOR}, got {self.factor}; the restored image has "
+                "factor² times as many pixels"
+            )
 
     @property
     def words(self) -> str:
