@@ -171,10 +171,12 @@ def ask_for(run: Path, options: dict[str, Any], **model: Any) -> None:
         ({"channels": 1_000_000_000}, "channels .* is 1,000,000,000"),
         ({"channels": 500_000}, "GB"),
         ({"width": 1_000_000, "channels": 100_000}, "GB"),
+        ({"solver": {"name": "anderson", "memory": 10**9}}, "GB"),
+        ({"solver": {"name": "broyden", "rank": 10**9}}, "GB"),
     ],
 )
 def test_models_of_absurd_sizes_are_refused(
-    run: Path, options: dict[str, int], message: str
+    run: Path, options: dict[str, Any], message: str
 ) -> None:
     ask_for(run, options)
     with pytest.raises(ModelSizeError, match=message) as caught:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from equilibria.data.batches import fetch_readable
 from equilibria.data.source import evenly_spread
 from equilibria.inputs import decode
 from equilibria.inputs.latents import ExplicitGenerator, generator_of
@@ -112,7 +113,7 @@ def generate(
     found = [] if known is None or not is_known else [known.to(device)]
     for chunk in chunks:
         steps.begin("latents of training images")
-        found.append(latents_of(model, task, training.fetch(chunk)[0].to(device)))
+        found.append(latents_of(model, task, fetch_readable(training, chunk)[0].to(device)))
     chosen = _chosen_density(experiment, density)
     fitted = fit_density(chosen, torch.cat(found), seed=seed)
     count = max(samples, len(originals))
@@ -235,7 +236,8 @@ def _samples(run: RecipeModel, drawn: Tensor) -> Sheet:
 
 def _training_images(experiment: Experiment, count: int) -> tuple[Tensor, Tensor]:
     """Images and labels, spread evenly over the training images."""
-    return experiment.training.fetch(evenly_spread(experiment.training, count))
+    training = experiment.training
+    return fetch_readable(training, evenly_spread(training, count))
 
 
 def _learned(experiment: Experiment) -> str:
