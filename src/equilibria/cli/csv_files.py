@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from equilibria.cli.faults import printable
 
-FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\n", "\r")  # noqa: RUF001
+FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\n", "\r")
 """A spreadsheet takes a cell that begins with one of these for a formula (OWASP's list)."""
 
 
