@@ -111,7 +111,9 @@ class Residuals(NamedTuple):
 class Scale:
     """What the first iterate says of each row: where it has diverged, and what counts as zero."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: float = 0.0) -> None:
+        self.least = least
+        """A residual below this many times `DIVERGENCE_FACTOR` has not diverged."""
         self.limit: Tensor | None = None
         self.floor: Tensor | None = None
         self.measured = 0
@@ -122,7 +124,7 @@ class Scale:
         absolute, size = row_norms(change), row_norms(image)
         if self.limit is None or self.floor is None:
             largest = torch.maximum(absolute, size)
-            self.limit = DIVERGENCE_FACTOR * largest
+            self.limit = DIVERGENCE_FACTOR * largest.clamp_min(self.least)
             # A fixed point at zero has no scale: rounding of what was seen first sets it.
             info = torch.finfo(image.dtype)
             self.floor = (info.eps * largest).clamp_min(info.tiny)
