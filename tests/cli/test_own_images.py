@@ -74,6 +74,7 @@ def test_a_test_image_that_cannot_be_read_is_reported_once_and_ends_no_report(
     folder = write_photos(tmp_path / "photos", 10)
     test = eq.data.load_dataset("folder", root=folder, size=8).test
     files, indices = behind_selections(test, torch.arange(1, len(test)))
+    assert isinstance(files, eq.data.ImageFiles)
     for index in indices:
         path = Path(files.paths[index])
         path.write_text("no image")
