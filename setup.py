@@ -1,4 +1,4 @@
-"""The long description of the package: README.md without what only works inside the repository."""
+"""Set the long description of the package: README.md without links into the repository."""
 
 import re
 from pathlib import Path
@@ -9,13 +9,13 @@ CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 PICTURE = r"<picture>.*?</picture>|<img\b[^>]*>|!\[[^\]]*\]\((?!https?:)[^)]*\)"
 CAPTION = r"\*(?!\*).*?\*(?=\n\n|\Z)"
 FIGURE = re.compile(rf"(?:{PICTURE})\s*(?:{CAPTION}\s*)?", re.DOTALL)
-"""A picture of the repository, and the paragraph in italics below it, which is its caption."""
+"""A picture in the repository and its caption, the paragraph in italics below it."""
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:)[^)]+\)")
-"""A link to a file of the repository."""
+"""A link to a file in the repository."""
 
 
 def long_description(text: str) -> str:
-    """Remove the figures of the repository and the links to its files; code stays as it is."""
+    """Remove figures and links that point into the repository, except in code blocks."""
     parts = CODE.split(text)
     parts[::2] = [LINK.sub(r"\1", FIGURE.sub("", part)) for part in parts[::2]]
     return "".join(parts)

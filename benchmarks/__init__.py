@@ -3,8 +3,8 @@
     python -m benchmarks                    # the whole suite
     python -m benchmarks --quick            # small sizes, less than a minute
     python -m benchmarks --list             # the rows
-    python -m benchmarks.markdown FILE      # the JSON of a run as Markdown
+    python -m benchmarks.markdown FILE      # convert the JSON of a run to Markdown
 
-`docs/benchmarks.md` says what is measured and how. A row is an entry in the `ROWS` of a module of
-`benchmarks.rows`.
+`docs/benchmarks.md` describes what is measured and how. Each row is an entry in the `ROWS` of a
+module of `benchmarks.rows`.
 """

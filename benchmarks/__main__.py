@@ -1,4 +1,4 @@
-"""`python -m benchmarks`, `make bench`, `equilibria bench`."""
+"""Entry point of `python -m benchmarks`, `make bench`, and `equilibria bench`."""
 
 from benchmarks.command import main
 

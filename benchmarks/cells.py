@@ -1,4 +1,4 @@
-"""Cells that only the benchmarks need."""
+"""Cells used only by the benchmarks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from equilibria.gradients.capabilities import symmetry_weight
 
 
 class MDEQLikeCell(eq.Cell):
-    """The residual block of MDEQ (Bai et al., 2020) on one scale, without symmetry or bound:
+    """Residual block of MDEQ (Bai et al., 2020) on one scale, without symmetry or bounds:
 
         z ← GN(ReLU(GN(V ReLU(GN(W z)) + x) + z)),    W: C → 5C, V: 5C → C, both 3×3
 
-    Nothing guarantees a contraction: `scale` multiplies the initial convolutions and `gain` is that
-    of the last GroupNorm; the values used here converge.
+    The map need not contract. With the default values it converges.
+
+    Args:
+        channels: Channels C of the state.
+        scale: Factor of the initial convolution weights.
+        gain: Initial gain of the last GroupNorm.
     """
 
     def __init__(self, channels: int, *, scale: float = 0.5, gain: float = 0.5) -> None:
@@ -47,7 +51,7 @@ class MDEQLikeCell(eq.Cell):
 class ProbedCell(eq.Cell):
     """T(y) + p with a probe p = 0 for each sample: ∂ℓ/∂p is the adjoint u = (I − Jᵀ)⁻¹ ∂ℓ/∂y.
 
-    The way to read u, which no library returns, from the gradient that it computes.
+    This reads u from a computed gradient, since no library returns it.
     """
 
     def __init__(self, cell: eq.Cell, probe: Tensor) -> None:

@@ -1,6 +1,6 @@
-"""Whether a contestant did what it says: checks that use neither library.
+"""Checks of a contestant's result that use neither library.
 
-They evaluate the map, or products with its Jacobian by autograd, at what was returned.
+They evaluate the map, or products with its Jacobian by autograd, at the returned state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Loss = Callable[[Tensor], Tensor]
 
 @torch.no_grad()
 def relative_residual(cell: eq.Cell, x: Tensor, state: Tensor) -> float:
-    """The largest ‖T(y) − y‖/‖T(y)‖ of a sample, in float64 (infinite if anything is not)."""
+    """Return the largest ‖T(y) − y‖/‖T(y)‖ per sample, in float64; NaN counts as infinity."""
     exact = copy.deepcopy(cell).double()
     point = state.detach().double()
     image = exact.step(point, exact.inject(x.detach().double()))
@@ -32,10 +32,10 @@ def relative_residual(cell: eq.Cell, x: Tensor, state: Tensor) -> float:
 def adjoint_residual(
     cell: eq.Cell, x: Tensor, state: Tensor, adjoint: Tensor, gradient: Tensor
 ) -> float:
-    """The largest ‖g − (I − Jᵀ)u‖/‖g‖ of a sample, with J that of T at `state`.
+    """Return the largest ‖g − (I − Jᵀ)u‖/‖g‖ per sample, with J the Jacobian of T at `state`.
 
-    In the precision and memory format of `x` and `state`: then the step takes the same side of
-    every kink as the one that was differentiated.
+    Uses the precision and memory format of `x` and `state`, so that every ReLU is on the same side
+    of its kink as in the differentiated step.
     """
     point = state.detach().requires_grad_()
     image = cell.step(point, cell.inject(x.detach()))
@@ -46,7 +46,7 @@ def adjoint_residual(
 
 
 def pulled_back(cell: eq.Cell, x: Tensor, state: Tensor, adjoint: Tensor) -> list[Tensor]:
-    """(∂T/∂θ)ᵀu for θ = x and the parameters: the gradient that belongs to an adjoint u."""
+    """Return (∂T/∂θ)ᵀu for θ = x and the parameters: the gradient for an adjoint u."""
     leaf = x.detach().clone().requires_grad_()
     image = cell.step(state.detach(), cell.inject(leaf))
     assert isinstance(image, Tensor)
@@ -54,10 +54,10 @@ def pulled_back(cell: eq.Cell, x: Tensor, state: Tensor, adjoint: Tensor) -> lis
 
 
 def reference_gradients(cell: eq.Cell, x: Tensor, loss: Loss) -> list[Tensor]:
-    """The gradient of loss(y*) in x and the parameters: that of the unrolled iteration, float64.
+    """Return the float64 gradient of loss(y*) in x and the parameters by unrolling.
 
-    The plain iteration runs until it stands still. Back-propagation through ever more of its last
-    steps is then u ← Jᵀu + g at y*, which runs until it stands still too, without their memory.
+    The plain iteration runs to convergence. Back-propagation through its last steps is then
+    u ← Jᵀu + g at y*, which also runs to convergence and needs no memory for the steps.
     """
     exact = copy.deepcopy(cell).double()
     leaf = x.detach().double().requires_grad_()
@@ -78,11 +78,11 @@ def reference_gradients(cell: eq.Cell, x: Tensor, loss: Loss) -> list[Tensor]:
     return list(torch.autograd.grad(image, [leaf, *exact.parameters()], adjoint))
 
 
-def gradient_error(found: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
-    """The largest relative error ‖found − reference‖/‖reference‖ of a tensor."""
+def gradient_error(computed: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
+    """Return the largest relative error ‖computed − reference‖/‖reference‖ per tensor."""
     errors = [
-        (f.detach().double() - r.double()).norm() / r.double().norm()
-        for f, r in zip(found, reference, strict=True)
+        (c.detach().double() - r.double()).norm() / r.double().norm()
+        for c, r in zip(computed, reference, strict=True)
     ]
     return _worst(torch.stack(errors))
 
@@ -94,7 +94,7 @@ def _iterated(function: Callable[[Tensor], Tensor], start: eq.State) -> Tensor:
         if bool((image - point).norm() <= REFERENCE_TOLERANCE * image.norm()):
             return image
         point = image
-    raise RuntimeError("the reference iteration does not converge: the map is no contraction")
+    raise RuntimeError("the reference iteration did not converge, so the map is not a contraction")
 
 
 def _tensor(state: eq.State) -> Tensor:

@@ -23,90 +23,94 @@ from benchmarks.rows import ROWS, Row
 JSON_FORMAT = 2
 
 SEEDS = 3
-"""Draws of weights and inputs that a full run averages over."""
+"""Number of random weights and inputs that a full run averages over."""
 
 WIDTH = 160
-"""Columns where the output is no terminal: the tables are wide."""
+"""Width of the output in columns if it is not a terminal. The tables are wide."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
-    chosen = parser.parse_args(given)
+    options = parser.parse_args(arguments)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDTH
-    if chosen.list:
+    if options.list:
         console.print(_list_of_rows())
         return 0
-    if unknown := [name for name in chosen.rows or () if not _matching(name)]:
-        parser.error(f"there is no row {unknown[0]!r}; --list shows the rows")
-    rows = _chosen_rows(chosen.rows)
+    if unknown := [name for name in options.rows or () if not _matching(name)]:
+        parser.error(f"there is no row {unknown[0]!r}; --list prints all rows")
+    rows = _chosen_rows(options.rows)
     if not peer.is_installed() and any(row.needs_peer for row in rows):
         parser.error(
-            "TorchDEQ is not installed, and the rows compare with it: run `make bench`, or "
+            "TorchDEQ is not installed; the benchmarks compare with it. Run `make bench`, or "
             "`pip install -c constraints.txt -e '.[bench]'` in the checkout"
         )
     settings = Settings(
-        quick=chosen.quick, repeats=chosen.repeats or (3 if chosen.quick else Settings.repeats)
+        quick=options.quick, repeats=options.repeats or (3 if options.quick else Settings.repeats)
     )
-    # Sizes of a quick run are too small for a second thread, which only waits, and loudly.
-    torch.set_num_threads(chosen.threads or (1 if chosen.quick else torch.get_num_threads()))
-    run = describe_run(_without_output(given), settings)
+    # The sizes of a quick run are too small for a second thread, whose waiting counts as CPU time.
+    torch.set_num_threads(options.threads or (1 if options.quick else torch.get_num_threads()))
+    run = describe_run(_without_output(arguments), settings)
     results: list[Result] = []
     for row in rows:
         with console.status(row.name):
-            seeds = range(chosen.seeds or (1 if chosen.quick else SEEDS))
+            seeds = range(options.seeds or (1 if options.quick else SEEDS))
             runs = [
                 list(row.measure(replace(settings, seed=seed)))
                 for seed in (seeds if row.depends_on_seed else seeds[:1])
             ]
             results += averaged(runs)
-        # Written as it grows: a long run that is stopped keeps what it has.
-        _write(chosen.json, {"format": JSON_FORMAT, **run, "rows": list(map(to_json, results))})
+        # Write after every row, so that an interrupted run keeps its results.
+        _write(options.json, {"format": JSON_FORMAT, **run, "rows": list(map(to_json, results))})
     print_tables(results, console)
-    if chosen.json is not None:
-        console.print(f"Every figure is in {chosen.json}", soft_wrap=True)
+    if options.json is not None:
+        console.print(f"All results are in {options.json}", soft_wrap=True)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Equilibria and TorchDEQ in one process on the same maps: a table of ratios.",
+        description="Compare Equilibria with TorchDEQ in one process on the same maps.",
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, less than a minute")
     parser.add_argument(
-        "--rows", nargs="+", metavar="NAME", help="these rows, or all that begin so (--list)"
+        "--rows", nargs="+", metavar="NAME", help="names of rows, or of topics (see --list)"
     )
-    parser.add_argument("--repeats", type=_positive, help="rounds of each row (7; --quick: 3)")
-    parser.add_argument("--seeds", type=_positive, help="averaged over (3; --quick: 1)")
-    parser.add_argument("--threads", type=_positive, help="(PyTorch's default; --quick: 1)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
-    parser.add_argument("--list", action="store_true", help="list the rows and stop")
+    parser.add_argument("--repeats", type=_positive, help="rounds per row (7; --quick: 3)")
+    parser.add_argument(
+        "--seeds", type=_positive, help="number of seeds to average over (3; --quick: 1)"
+    )
+    parser.add_argument(
+        "--threads", type=_positive, help="number of threads (PyTorch's default; --quick: 1)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE")
+    parser.add_argument("--list", action="store_true", help="list the rows and exit")
     return parser
 
 
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
     return value
 
 
 def _without_output(arguments: Sequence[str]) -> list[str]:
-    """The arguments without --json: where a file lies says nothing about the run."""
-    kept: list[str] = []
+    """The arguments without --json, which does not affect the results."""
+    result: list[str] = []
     skip = False
     for argument in arguments:
         if not skip and not argument.startswith("--json"):
-            kept.append(argument)
+            result.append(argument)
         skip = argument == "--json"
-    return kept
+    return result
 
 
 def _matching(name: str) -> list[Row]:
-    """The row of this name, or all whose names begin with it."""
+    """The row of this name, or all rows of this topic."""
     if name in ROWS:
         return [ROWS[name]]
     return [row for row in ROWS.values() if row.name.startswith(f"{name}-")]
@@ -119,7 +123,7 @@ def _chosen_rows(names: Sequence[str] | None) -> list[Row]:
 
 
 def _list_of_rows() -> Table:
-    table = Table("row", "what it measures")
+    table = Table("row", "measures")
     for row in ROWS.values():
         table.add_row(row.name, row.about)
     return table

@@ -1,4 +1,4 @@
-"""How a row is fought: each side tries its candidates, and the best meet in interleaved runs."""
+"""Comparison of the sides of a row: each tries its candidates; the fastest are timed in turns."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from benchmarks.results import Measured
 from benchmarks.timing import Meter, TooSlow, cpu_seconds, interleaved_medians
 
 SLACK = 1.01
-"""What rounding may add to an error before it counts as missed."""
+"""Factor of the target error within which rounding is tolerated."""
 
 FINALISTS = 2
-"""How many candidates of a side are timed to the end: one trial alone may mislead."""
+"""Candidates per side in the final timing, because the time of a single trial is noisy."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line asks for."""
+    """Settings from the command line."""
 
     quick: bool = False
     repeats: int = 7
     seed: int = 0
-    """Of weights and inputs; a run averages over several."""
+    """Seed of weights and inputs. A run averages over several seeds."""
     budget: float = 120.0
-    """Seconds of CPU time that the timing of one row may take before it makes fewer rounds."""
+    """CPU seconds for the timing of one row. Slow rows get fewer rounds."""
 
     def size(self, full: int, quick: int) -> int:
         return quick if self.quick else full
@@ -36,23 +36,23 @@ class Settings:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to do what a row asks for."""
+    """One way to solve the problem of a row."""
 
     label: Callable[[], str]
-    """What to call it, once it has run."""
+    """Name, available after a run."""
     run: Callable[[], Any]
-    """What is timed."""
+    """The timed function."""
     error: Callable[[Any], float]
-    """An independent check of what `run` returned."""
+    """Independent check of the result of `run`."""
     evaluations: Callable[[], int]
-    """How many evaluations the last run took."""
+    """Number of evaluations in the last run."""
     meter: Meter | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one run of a candidate showed."""
+    """Result of one run of a candidate."""
 
     candidate: Candidate
     label: str
@@ -63,51 +63,57 @@ class Trial:
 
 
 Ladder = Sequence[Candidate]
-"""Candidates from the cheapest to the dearest: the first that reaches the error is the one."""
+"""Candidates from the cheapest to the most expensive. The first that reaches the error is used."""
 
 
-def fight(
-    sides: Mapping[str, Sequence[Ladder]], wanted: float, settings: Settings
+def compare(
+    sides: Mapping[str, Sequence[Ladder]], target: float, settings: Settings
 ) -> dict[str, Measured]:
-    """The best of each side, timed in turns."""
+    """Time the best candidates of each side in turns and return the best result of each.
+
+    Args:
+        sides: Ladders of candidates for each side.
+        target: Error that a candidate must reach.
+        settings: Number of rounds and time budget.
+    """
     with quiet_solves():
-        finalists = {name: choose(ladders, wanted) for name, ladders in sides.items()}
+        finalists = {name: choose(ladders, target) for name, ladders in sides.items()}
         runs = {
             f"{name} {number}": trial.candidate.run
             for name, trials in finalists.items()
             for number, trial in enumerate(trials)
         }
-        # The trials have warmed up whatever there is.
+        # The trials were the warm-up.
         medians = interleaved_medians(runs, settings.repeats, warm_up=0, budget=settings.budget)
-    found = {}
+    results = {}
     for name, trials in finalists.items():
         seconds = [medians[f"{name} {number}"] for number in range(len(trials))]
         best = min(range(len(trials)), key=seconds.__getitem__)
-        found[name] = measured(trials[best], seconds[best])
-    return found
+        results[name] = measured(trials[best], seconds[best])
+    return results
 
 
-def choose(ladders: Sequence[Ladder], wanted: float) -> list[Trial]:
-    """The fastest trials that reach the error; if none does, the one that came nearest."""
+def choose(ladders: Sequence[Ladder], target: float) -> list[Trial]:
+    """Return the fastest trials that reach the error, or else the most accurate one."""
     trials: list[Trial] = []
     for ladder in ladders:
         fastest = min((trial.seconds for trial in trials if trial.reached), default=None)
         allowance = None if fastest is None else 2 * fastest + 0.05
-        trials += climb(ladder, wanted, allowance)
+        trials += climb(ladder, target, allowance)
     reached = sorted((trial for trial in trials if trial.reached), key=lambda t: t.seconds)
     return reached[:FINALISTS] or [min(trials, key=lambda t: t.error)]
 
 
-def climb(ladder: Ladder, wanted: float, allowance: float | None) -> list[Trial]:
-    """Trials that find, by bisection, the first rung of a ladder that reaches the error."""
+def climb(ladder: Ladder, target: float, allowance: float | None) -> list[Trial]:
+    """Find the first rung of a ladder that reaches the error by bisection; return all trials."""
     trials = []
     low, high = 0, len(ladder)
     while low < high:
         middle = (low + high) // 2
-        trial = attempt(ladder[middle], wanted, allowance)
+        trial = attempt(ladder[middle], target, allowance)
         if trial is not None:
             trials.append(trial)
-        # A rung that takes too long ends the search above it as one that suffices does.
+        # Rungs above one that is too slow need not be tried either.
         if trial is None or trial.reached:
             high = middle
         else:
@@ -115,8 +121,8 @@ def climb(ladder: Ladder, wanted: float, allowance: float | None) -> list[Trial]
     return trials
 
 
-def attempt(candidate: Candidate, wanted: float, allowance: float | None = None) -> Trial | None:
-    """One run of a candidate, checked; None if it took more than its allowance."""
+def attempt(candidate: Candidate, target: float, allowance: float | None = None) -> Trial | None:
+    """Run and check a candidate once; return None if it used up its allowance."""
     if candidate.meter is not None:
         candidate.meter.reset(allowance)
     results: list[Any] = []
@@ -135,7 +141,7 @@ def attempt(candidate: Candidate, wanted: float, allowance: float | None = None)
         seconds=seconds,
         error=error,
         evaluations=evaluations,
-        reached=error <= SLACK * wanted,
+        reached=error <= SLACK * target,
     )
 
 
@@ -152,7 +158,7 @@ def measured(trial: Trial, seconds: float) -> Measured:
 
 @contextmanager
 def quiet_solves() -> Iterator[None]:
-    """No warning of a solve that did not converge: the checks find it and the table shows it."""
+    """Suppress warnings of failed solves. The checks detect failures and the table shows them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", eq.ConvergenceWarning)
         yield

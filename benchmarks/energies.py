@@ -1,7 +1,7 @@
-"""`python -m benchmarks.energies`: what the default solver needs, beside scipy's L-BFGS-B.
+"""Compare the default solver with scipy's L-BFGS-B: `python -m benchmarks.energies`.
 
-Counts, not times: evaluations of the gradient a sample, to the same stationarity ‖T(y) − y‖ ≤
-1e-5 ‖T(y)‖. A product with the Hessian counts as an evaluation too.
+Counts evaluations of the gradient per sample up to ‖T(y) − y‖ ≤ 1e-5 ‖T(y)‖. A product with the
+Hessian counts as an evaluation.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from benchmarks.energy_bank import BANK, HELD_OUT, HELD_OUT_SEED, Entry, inputs
 TOLERANCE = 1e-5
 SAMPLES = 6
 ACTIVATIONS = {"relu": (0.0, None), "identity": (None, None)}
-"""With the bounds in which L-BFGS-B minimizes the same objective."""
+"""Bounds with which L-BFGS-B minimizes the same objective, by activation."""
 
 
 class _StationaryError(Exception):
-    """The outside minimizer is as close to stationary as ours was asked to be."""
+    """L-BFGS-B has reached the tolerance."""
 
 
-def outside(entry: Entry, activation: str, x: torch.Tensor, seed: int = 0) -> int | None:
-    """Evaluations of L-BFGS-B until its point is stationary; None if it never is."""
+def lbfgs_evaluations(entry: Entry, activation: str, x: torch.Tensor, seed: int = 0) -> int | None:
+    """Return the number of evaluations until L-BFGS-B reaches the tolerance, or None."""
     from scipy.optimize import minimize
 
     layer = eq.EquilibriumLayer(entry.energy(seed), activation=activation)
@@ -64,7 +64,9 @@ def outside(entry: Entry, activation: str, x: torch.Tensor, seed: int = 0) -> in
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.energies", description=__doc__)
     parser.add_argument(
-        "--held-out", action="store_true", help="energies by which nothing was ever chosen"
+        "--held-out",
+        action="store_true",
+        help="use energies that were not used for any choice in the solver",
     )
     held_out = parser.parse_args().held_out
     bank, seed = (HELD_OUT, HELD_OUT_SEED) if held_out else (BANK, 0)
@@ -81,7 +83,10 @@ def main() -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", eq.ConvergenceWarning)
                 solution = layer.solve(x)
-            counts = [outside(entry, activation, x[row : row + 1], seed) for row in range(SAMPLES)]
+            counts = [
+                lbfgs_evaluations(entry, activation, x[row : row + 1], seed)
+                for row in range(SAMPLES)
+            ]
             reached = [count for count in counts if count is not None]
             ours = solution.sample_evaluations / SAMPLES
             theirs = float(np.mean(reached)) if reached else float("nan")
@@ -95,7 +100,7 @@ def main() -> None:
                 f"{f' ({failed} never)' if failed else ''} | {ours / theirs:.2f} |"
                 + ("" if converged else " not all converged")
             )
-    print(f"\nFewer evaluations than L-BFGS-B in {fewer} of {total}, no more in {ahead}.")
+    print(f"\nFewer evaluations than L-BFGS-B in {fewer} of {total}, at most as many in {ahead}.")
 
 
 if __name__ == "__main__":

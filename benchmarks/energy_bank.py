@@ -1,4 +1,4 @@
-"""Energies that nobody tuned anything for: smooth, stiff, flat, kinked, with several minima."""
+"""Energies of many kinds: smooth, stiff, flat, kinked, with several minima."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ INPUTS = 8
 
 @dataclass(frozen=True)
 class Entry:
-    """One energy E, to which Input(U) is added.
+    """An energy E, to which Input(U) is added.
 
-    make: draws the constants of E for so many units from a generator.
+    Attributes:
+        name: Name in tables.
+        make: Makes E from a generator for its constants and a number of units.
+        convex: Whether E is convex.
+        size: Number of units.
     """
 
     name: str
@@ -167,7 +171,7 @@ BANK = [
     Entry("Gaussian kernel, γ = 20", _gaussian(20.0), convex=False),
     Entry("cosines", _each(lambda y: 3 * torch.cos(2 * y)), convex=False),
 ]
-"""With a convex E there is one minimum; with the others a solve ends at a stationary point."""
+"""Energies for development. Where E is not convex, a solve ends at a stationary point."""
 
 HELD_OUT_SEED = 7
 
@@ -195,7 +199,7 @@ HELD_OUT = [
         Entry("cosines × 0.7", _each(lambda y: 2 * torch.cos(3 * y)), convex=False),
     )
 ]
-"""Other sizes, weights and constants, which no choice in the solver was made by."""
+"""Energies with other sizes and constants, not used for any choice in the solver."""
 
 
 def inputs(samples: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

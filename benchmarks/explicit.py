@@ -1,10 +1,10 @@
-"""What a training step of MOptEqs costs beside that of a residual network of its size.
+"""Compare the training step of MOptEqs with that of a residual network of the same size.
 
     python -m benchmarks.explicit --threads 1
 
-Both take the same images to features of the same resolution with the same number of parameters, in
-one process, in turns. The equilibrium model is trained as by default (tolerance 1e-2) with each
-gradient rule; a second table says where its time goes.
+Both models get the same images, have features of the same resolution and nearly the same number of
+parameters, and are timed in turns in one process. The equilibrium model is trained with the default
+tolerance (1e-2) and each gradient rule. A second table splits its time into parts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIZES: dict[str, dict[str, object]] = {
 
 
 def residual_network(parameters: int) -> ResNet:
-    """One stage of basic blocks, at one resolution, with nearly this many parameters."""
+    """Return one stage of basic blocks at one resolution with about this many parameters."""
     candidates = [
         resnet_small(channels=(channels,), blocks=(blocks,))
         for blocks in range(1, 13)
@@ -56,7 +56,7 @@ def training_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[
 
 
 def stages(model: EquilibriumClassifier, images: Tensor, labels: Tensor) -> dict[str, float]:
-    """The CPU time of the parts of one training step, in seconds."""
+    """Return the CPU seconds of the parts of one training step."""
     times: dict[str, float] = {}
 
     def timed(name: str, run: Callable[[], object]) -> object:
@@ -89,14 +89,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", type=int, default=8, help="height and width of the images")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
-    chosen = parser.parse_args(arguments)
-    torch.set_num_threads(chosen.threads)
+    settings = parser.parse_args(arguments)
+    torch.set_num_threads(settings.threads)
     torch.manual_seed(0)
-    images = torch.randn(chosen.batch, 3, chosen.size, chosen.size)
-    labels = torch.randint(0, 10, (chosen.batch,))
+    images = torch.randn(settings.batch, 3, settings.size, settings.size)
+    labels = torch.randint(0, 10, (settings.batch,))
     console = Console(highlight=False, width=100)
     for name, options in SIZES.items():
-        _compare(console, name, options, images, labels, chosen.repeats)
+        _compare(console, name, options, images, labels, settings.repeats)
     return 0
 
 
@@ -117,9 +117,7 @@ def _compare(
     contestants["ResNet"] = training_step(baseline, images, labels)
     medians = interleaved_medians(contestants, repeats, warm_up=2)
     channels, height = 32, images.shape[2]
-    table = Table(
-        title=f"MOptEqs {name}: a training step, {channels} channels at {height}×{height}"
-    )
+    table = Table(title=f"MOptEqs {name}: training step, {channels} channels at {height}×{height}")
     for column in ("model", "parameters", "evaluations", "ms", "ratio"):
         table.add_column(column, justify="left" if column == "model" else "right")
     for row, seconds in medians.items():
@@ -134,14 +132,14 @@ def _compare(
         )
     console.print(table)
     rounds = [stages(models["one step"], images, labels) for _ in range(repeats)]
-    where = Table(title="where the time of the one-step rule goes")
-    where.add_column("part")
-    where.add_column("ms", justify="right")
-    where.add_column("share", justify="right")
+    parts_table = Table(title="time of the parts of a training step with the one-step rule")
+    parts_table.add_column("part")
+    parts_table.add_column("ms", justify="right")
+    parts_table.add_column("share", justify="right")
     parts = {part: statistics.median(r[part] for r in rounds) for part in rounds[0]}
     for part, seconds in parts.items():
-        where.add_row(part, f"{1e3 * seconds:.1f}", f"{seconds / sum(parts.values()):.0%}")
-    console.print(where)
+        parts_table.add_row(part, f"{1e3 * seconds:.1f}", f"{seconds / sum(parts.values()):.0%}")
+    console.print(parts_table)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""`python -m benchmarks.exported RUN…`: exported graphs beside the model in PyTorch.
+"""Compare exported graphs with the model in PyTorch: `python -m benchmarks.exported RUN…`.
 
-Processor time of a batch of the run's test images, in turns, in one process and on one thread, all
-solved to the same relative residual: the model as it solves by default, and by the plain iteration
-that the graphs have; the torch.export program; the ONNX file in ONNX Runtime.
+Measures the CPU time for a batch of test images of the run, in turns, in one process on one thread.
+The contestants solve to the same relative residual: the model with its default solver, the model
+with the plain iteration that the graphs use, the torch.export program, and the ONNX file in ONNX
+Runtime.
 """
 
 from __future__ import annotations
@@ -67,21 +68,21 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 64])
     parser.add_argument("--repeats", type=int, default=31)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     header: list[str] = []
-    for run in asked.runs:
-        for batch in asked.batches:
+    for run in options.runs:
+        for batch in options.batches:
             with tempfile.TemporaryDirectory() as folder:
-                found = interleaved_medians(
-                    contestants(run, batch, Path(folder)), asked.repeats, warm_up=3
+                medians = interleaved_medians(
+                    contestants(run, batch, Path(folder)), options.repeats, warm_up=3
                 )
             if not header:
-                header = ["run", "images", *found]
+                header = ["run", "images", *medians]
                 print("| " + " | ".join(header) + " |")
-                print("|---|---:|" + "---:|" * len(found))
-            first = found["PyTorch"]
-            cells = [f"{1e3 * value:.2f} ms ({value / first:.2f}×)" for value in found.values()]
+                print("|---|---:|" + "---:|" * len(medians))
+            first = medians["PyTorch"]
+            cells = [f"{1e3 * value:.2f} ms ({value / first:.2f}×)" for value in medians.values()]
             print(f"| {run.name} | {batch} | " + " | ".join(cells) + " |", flush=True)
 
 

@@ -1,17 +1,20 @@
-"""Input optimization: the time to equal true loss, against solving at every step.
+"""Compare joint input optimization with solving at every step, by the time to equal true loss.
 
     python -m benchmarks.joint [--quick] [--cache FOLDER] [--sets 1 2] [--json FILE]
     python -m benchmarks.joint --figure FILE.png
 
-Four problems on MNIST: an L2 attack (ε = 1) on an MDEQ and an OptEq classifier, the latents of an
-MDEQ and an OptEq decoder, each on two sets of test images; a last table has all ratios. The
-baselines are 20 normalized projected gradient steps, or 40 of Adam, with the best step size of a
-grid; each step solves for z and μ, from nothing to 1e-3 (cold), from the last ones to 1e-2 (warm),
-or with the paper's 18 evaluations of Broyden's method. Every joint engine gets growing budgets of
-iterations until it reaches the mean true loss of the better of cold and warm; the time of that
-budget is compared, and stands in brackets where none reaches it. Times are medians of CPU time of
-one thread, in turns, and hold all that x takes, the first solve included; true losses are of
-equilibria solved anew.
+Four problems on MNIST: an L2 attack (ε = 1) on an MDEQ and on an OptEq classifier, and the latents
+of an MDEQ and of an OptEq decoder. Each is run on two sets of test images. The last table has all
+ratios.
+
+The baselines are 20 normalized projected gradient steps, or 40 of Adam, with the best step size of
+a grid. Each step solves for z and μ: from zero to 1e-3 (cold), from the previous z and μ to 1e-2
+(warm), or with 18 evaluations of Broyden's method, as in the paper.
+
+Each joint engine gets growing budgets of iterations until it reaches the mean true loss of the
+better of cold and warm. The time of that budget is compared; ratios in parentheses did not reach
+the loss. Times are medians of the CPU time of one thread, measured in turns, and include the first
+solve. True losses are computed at equilibria that are solved again from zero.
 """
 
 from __future__ import annotations
@@ -36,21 +39,21 @@ from equilibria.solvers import Broyden
 
 BUDGETS = (4, 6, 8, 9, 10, 11, 12, 13, 14, 17, 20, 24, 28, 34, 40, 56, 80)
 COARSE_BUDGETS = (10, 20, 40, 80)
-"""For every engine but the first: most of them never get there."""
+"""Budgets of all engines except the first, most of which never reach the loss."""
 ATTACK_STEPS = (1.0, 4.0, 8.0, 16.0, 32.0)
 ADAM_RATES = (0.05, 0.15, 0.4, 1.0)
 WARM_TOLERANCE = 1e-2
 PAPER_EVALUATIONS = 18
-"""Of the map for every z, and pull-backs for every μ (Table 9)."""
+"""Evaluations of the map per z, and pull-backs per μ (Table 9)."""
 JOINT = ("auto", "anderson", "official")
-"""What `optimize_input` chooses ("momentum" or "secant"), one with safeguards, the paper's."""
+"""The default of `optimize_input`, a safeguarded engine, and the engine of the paper."""
 OFFICIAL_TASK = {"classifier": "mnist", "decoder": "latents"}
-"""Whose settings of the paper's appendix hold (C.3)."""
+"""Task of the paper (appendix C.3) whose settings the engine "official" uses."""
 
 
 @dataclass(eq=False)
 class Row:
-    """One method that was run, with what it reached and took."""
+    """Result of one method on one problem."""
 
     problem: str
     label: str
@@ -63,9 +66,10 @@ class Row:
 
 
 def baselines(problem: JointProblem, grid: Sequence[float], iterations: int) -> list[Row]:
-    """Cold, warm, and cold as in the paper, all with the step size that suits them best.
+    """Run the cold, the warm and the paper's baseline with the best step size.
 
-    All three follow the same steps of x up to their tolerance, so it is chosen with the cheap one.
+    All three take the same steps of x up to their tolerances, so the warm baseline, which is the
+    cheapest, chooses the step size.
     """
     engine = "gradient" if problem.attack else "adam"
     loose = {"inner_tolerance": WARM_TOLERANCE}
@@ -90,7 +94,7 @@ def _run(problem: JointProblem, label: str, method: Method) -> Row:
 
 
 def first_to_reach(problem: JointProblem, engine: str, goal: float, budgets: Sequence[int]) -> Row:
-    """The smallest budget that reaches the goal, or the best of those that do not."""
+    """Return the smallest budget that reaches the goal, or the one with the lowest loss."""
     kind = problem.name.split()[1]
     options = {"task": OFFICIAL_TASK[kind]} if engine == "official" else {}
     rows = []
@@ -112,7 +116,7 @@ def measure(
     quick: bool,
     with_memory: bool,
 ) -> list[Row]:
-    """The baselines, and each engine at the budget that equals the better of cold and warm."""
+    """Time the baselines, and each engine at the budget that reaches their best loss."""
     grid = (1.0,) if quick else ATTACK_STEPS
     if not problem.attack:
         grid = (0.1,) if quick else ADAM_RATES
@@ -139,36 +143,39 @@ def measure(
 def table(rows: Sequence[Row], images: int) -> Table:
     cold, warm, paper = rows[:3]
     title = f"{cold.problem}, image set {cold.image_set}: {images} images, one thread"
-    result = Table(title=title, title_justify="left")
-    columns = ("engine", "iterations", "step", "evaluations", "pull-backs", "ms an image")
+    drawn = Table(title=title, title_justify="left")
+    columns = ("engine", "iterations", "step", "evaluations", "pull-backs", "ms per image")
     columns += ("÷ cold", "÷ warm", "÷ Broyden", "true loss", "residuals z, μ", "peak MiB")
     for column in columns:
-        result.add_column(column, justify="left" if column == "engine" else "right")
+        drawn.add_column(column, justify="left" if column == "engine" else "right")
     for row in rows:
-        found, step = row.result, row.method.step_size
+        result, step = row.result, row.method.step_size
         reached = row.loss <= _goal(rows) or row in (cold, warm, paper)
-        result.add_row(
+        drawn.add_row(
             row.label,
             f"{row.method.iterations}",
             "" if step is None else f"{step:g}",
-            f"{found.evaluations}",
-            f"{found.vjps}",
+            f"{result.evaluations}",
+            f"{result.vjps}",
             f"{1e3 * row.seconds / images:.2f}",
             *(_ratio(base.seconds / row.seconds, reached) for base in (cold, warm, paper)),
             f"{row.loss:.4f}",
-            f"{float(found.state_residual.mean()):.0e}, {float(found.adjoint_residual.mean()):.0e}",
+            ", ".join(
+                f"{float(residual.mean()):.0e}"
+                for residual in (result.state_residual, result.adjoint_residual)
+            ),
             "" if math.isnan(row.memory) else f"{row.memory:.0f}",
         )
-    return result
+    return drawn
 
 
 def _goal(rows: Sequence[Row]) -> float:
-    """The better of cold and warm sets it, for both ratios."""
+    """The loss to reach: that of the better of cold and warm."""
     return min(row.loss for row in rows[:2])
 
 
 def ratios(groups: Sequence[Sequence[Row]]) -> Table:
-    """How many times faster than cold and warm the first engine is, problem by problem."""
+    """Table of the speedup of the first engine over cold and warm, per problem."""
     result = Table(title="times faster at equal true loss", title_justify="left")
     for column in ("problem", "image set", "engine", "than cold", "than warm"):
         result.add_column(column, justify="left" if column in ("problem", "engine") else "right")
@@ -184,7 +191,7 @@ def ratios(groups: Sequence[Sequence[Row]]) -> Table:
 
 
 def _ratio(value: float, reached: bool) -> str:
-    """How many times faster; in brackets where the loss is not equal yet."""
+    """Format a speedup; in parentheses if the loss was not reached."""
     return f"{value:.1f}×" if reached else f"({value:.1f}×)"
 
 
@@ -211,48 +218,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="tiny models, a minute")
-    parser.add_argument("--data", help="where MNIST is (EQUILIBRIA_DATA)")
-    parser.add_argument("--cache", type=Path, help="where trained models are kept")
+    parser.add_argument("--quick", action="store_true", help="tiny models, about a minute")
+    parser.add_argument("--data", help="folder of MNIST (default: EQUILIBRIA_DATA)")
+    parser.add_argument("--cache", type=Path, help="folder for trained models")
     parser.add_argument("--problems", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--engines", nargs="+", default=list(JOINT), help="ours first")
+    parser.add_argument(
+        "--engines", nargs="+", default=list(JOINT), help="the first one gets all budgets"
+    )
     parser.add_argument("--images", type=int, default=64)
-    parser.add_argument("--sets", type=int, nargs="+", default=[1, 2], help="of test images")
+    parser.add_argument("--sets", type=int, nargs="+", default=[1, 2], help="sets of test images")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write every figure to a file")
+    parser.add_argument("--json", type=Path, help="write all results to a file")
     parser.add_argument("--figure", type=Path, help="draw loss against time for a decoder instead")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 150
     with tempfile.TemporaryDirectory() as folder:
-        setting = Setting(chosen.data, chosen.cache or Path(folder), chosen.images)
-        if chosen.quick:
-            few = dict.fromkeys(setting.steps, 4)
-            setting = replace(setting, images=8, training_images=200, steps=few)
-        if chosen.figure is not None:
+        setting = Setting(options.data, options.cache or Path(folder), options.images)
+        if options.quick:
+            steps = dict.fromkeys(setting.steps, 4)
+            setting = replace(setting, images=8, training_images=200, steps=steps)
+        if options.figure is not None:
             from benchmarks.joint_figure import draw
 
-            draw(JointProblem("MDEQ decoder", setting), chosen.figure)
+            draw(JointProblem("MDEQ decoder", setting), options.figure)
             return 0
         groups: list[list[Row]] = []
-        for name in chosen.problems:
-            for place, image_set in enumerate(chosen.sets):
-                there = replace(setting, image_set=image_set)
-                found = measure(
-                    JointProblem(name, there),
-                    there,
-                    chosen.engines,
-                    chosen.repeats,
-                    quick=chosen.quick,
+        for name in options.problems:
+            for place, image_set in enumerate(options.sets):
+                subset = replace(setting, image_set=image_set)
+                rows = measure(
+                    JointProblem(name, subset),
+                    subset,
+                    options.engines,
+                    options.repeats,
+                    quick=options.quick,
                     with_memory=place == 0,
                 )
-                console.print(table(found, setting.images))
-                groups.append(found)
-                if chosen.json is not None:
-                    rows = [as_data(row) for rows in groups for row in rows]
-                    chosen.json.write_text(json.dumps(rows, indent=1) + "\n")
+                console.print(table(rows, setting.images))
+                groups.append(rows)
+                if options.json is not None:
+                    data = [as_data(row) for group in groups for row in group]
+                    options.json.write_text(json.dumps(data, indent=1) + "\n")
         console.print(ratios(groups))
     return 0
 

@@ -19,7 +19,7 @@ from equilibria.report.style import (
 METHODS: dict[str, tuple[str, float | None, tuple[int, ...]]] = {
     "Adam, cold": ("adam", 0.1, (5, 10, 20, 40)),
     "Adam, warm": ("adam-warm", 0.1, (5, 10, 20, 40)),
-    "the paper's (type I, memory 40)": ("official", None, (10, 20, 40, 80)),
+    "the paper (type I, memory 40)": ("official", None, (10, 20, 40, 80)),
     "type I, safeguarded": ("anderson", None, (5, 10, 20, 40)),
     "secant (the default)": ("secant", None, (3, 6, 10, 14, 20, 40)),
 }
@@ -27,7 +27,7 @@ METHODS: dict[str, tuple[str, float | None, tuple[int, ...]]] = {
 
 @drawing()
 def draw(problem: JointProblem, file: Path) -> None:
-    """The true loss and the CPU time of growing budgets, a run each."""
+    """Draw true loss against CPU time, with one run per budget."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 5.2), layout="constrained")
@@ -37,15 +37,15 @@ def draw(problem: JointProblem, file: Path) -> None:
         times, losses = [], []
         for budget in budgets:
             method = Method(engine, budget, step)
-            found = []
-            seconds = cpu_seconds(lambda m=method, f=found: f.append(problem.run(m)))
+            results = []
+            seconds = cpu_seconds(lambda m=method, r=results: r.append(problem.run(m)))
             times.append(1e3 * seconds / count)
-            losses.append(problem.true_loss(found[0].x))
+            losses.append(problem.true_loss(results[0].x))
         bold = engine == "secant"
         look = {**series(place), "markersize": 5, "linewidth": 2.5 if bold else 1.4}
         axes.plot(times, losses, label=label, **look)
     axes.set(
-        xlabel="CPU time an image, ms",
+        xlabel="CPU time per image, ms",
         ylabel="mean true loss",
         title=f"{problem.name}: reconstruction of {count} images of MNIST",
     )

@@ -1,7 +1,7 @@
-"""The models whose inputs are optimized: classifiers and decoders of MNIST, trained in minutes.
+"""Models whose inputs are optimized: classifiers and decoders for MNIST, trained in minutes.
 
-All norms are group norms, so that no sample sees another. A trained model is kept in the cache
-folder, if there is one, and loaded from it the next time.
+All norms are group norms, so samples do not depend on each other. Trained models are stored in the
+cache folder, if there is one, and loaded from it later.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GRADIENT_LIMIT = 50.0
 INJECTION_SCALE = 2.0
 LEARNING_RATE = 5e-3
 PENALTY = 0.1
-"""The weight of ‖J‖²_F ÷ size in the training of MDEQ, which has no bound of its own."""
+"""Weight of ‖J‖²_F ÷ size in the training of MDEQ, whose map has no norm bound."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Images:
 
 
 def load_images(root: str | None, train: int, test: int, image_set: int = 1) -> Images:
-    """Images to train on, always the same, and one of several sets of test images."""
-    # The defaults of the engines were chosen on other images of the test set (seeds 0 and 3).
+    """Load the training images, which are always the same, and one set of test images."""
+    # Image sets 0 and 3 are for development: the defaults of the engines depend on them.
     learned = load_dataset("mnist", root, train_samples=train).train
     held_out = load_dataset("mnist", root, test_samples=test, subset_seed=image_set).test
     images, labels = learned.fetch(torch.arange(len(learned)))
@@ -57,13 +57,13 @@ def load_images(root: str | None, train: int, test: int, image_set: int = 1) -> 
 
 
 class Unflattened(nn.Module):
-    """A linear map of a latent vector to feature maps: the injection of a decoder."""
+    """Linear map from a latent vector to feature maps: the injection of a decoder."""
 
     def __init__(self, latent: int, channels: int, size: int) -> None:
         super().__init__()
         self.shape = (channels, size, size)
         self.linear = nn.Linear(latent, channels * size * size)
-        # At the usual scale a decoder spends most of a short training on the mean image.
+        # With the usual scale, a short training learns little more than the mean image.
         nn.init.normal_(self.linear.weight, std=INJECTION_SCALE / latent**0.5)
 
     def forward(self, latents: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Unflattened(nn.Module):
 
 
 class ImageHead(nn.Module):
-    """From the branches to an image of twice the resolution of the finest."""
+    """Map the branches to an image of twice the resolution of the finest branch."""
 
     def __init__(self, channels: tuple[int, ...]) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class ImageHead(nn.Module):
 
 
 def opteq_cell(bias: float = 0.0, zeta: float = 0.95) -> OptEqCell:
-    """With a larger bias more units are active, and the map contracts as slowly as ‖W‖² says."""
+    """Return an OptEq cell. A larger bias activates more units and slows the contraction."""
     channels = OPTEQ_CHANNELS
     W = Conv2d(channels, channels, 3, norm="bound", zeta=zeta)
     initial = torch.full((channels, 1, 1), bias)
@@ -98,7 +98,7 @@ def opteq_cell(bias: float = 0.0, zeta: float = 0.95) -> OptEqCell:
 
 
 def linear_head(channels: int, pool: int = 1) -> nn.Module:
-    """The classes from features that are, or are pooled to, half of `SIZE` in height and width."""
+    """Linear classifier of features that are pooled to half of `SIZE` in height and width."""
     features = channels * (SIZE // 2) ** 2
     return nn.Sequential(nn.AvgPool2d(pool), nn.Flatten(), nn.Linear(features, 10))
 
@@ -113,7 +113,7 @@ def opteq_classifier() -> EquilibriumClassifier:
 
 
 def mdeq_classifier() -> EquilibriumClassifier:
-    """MDEQ-small with a linear head, which learns in a short training; the branches are packed."""
+    """MDEQ-small with a linear head, which learns in a short training."""
     stem = MDEQStem(1, MDEQ_CHANNELS[0], downsample=2, norm="group", groups=8)
     packed = 4 * MDEQ_CHANNELS[0] + MDEQ_CHANNELS[1]
     return EquilibriumClassifier(
@@ -138,7 +138,7 @@ def opteq_decoder() -> EquilibriumClassifier:
 
 
 def encoder() -> nn.Module:
-    """What gives a decoder latents to train on."""
+    """Encoder that provides the latents for training a decoder."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, 2, padding=1),
         nn.ReLU(),
@@ -158,7 +158,7 @@ MODELS: dict[str, Callable[[], EquilibriumClassifier]] = {
 
 
 def trained(name: str, images: Images, steps: int, cache: Path | None) -> EquilibriumClassifier:
-    """A model of `MODELS` after `steps` updates, or the one of an earlier run."""
+    """Return a model of `MODELS` after `steps` updates, from the cache if it is there."""
     torch.manual_seed(0)
     model = MODELS[name]()
     file = None if cache is None else cache / f"{name.replace(' ', '-').lower()}-{steps}.pt"
@@ -173,7 +173,7 @@ def trained(name: str, images: Images, steps: int, cache: Path | None) -> Equili
 
 
 def train(model: EquilibriumClassifier, images: Images, steps: int, *, decoder: bool) -> None:
-    """Adam with a falling rate; a decoder learns behind an encoder, which is then forgotten."""
+    """Train with Adam and a one-cycle rate. A decoder is trained with an encoder."""
     front = encoder() if decoder else nn.Identity()
     parameters = [*model.parameters(), *front.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE)
@@ -184,7 +184,7 @@ def train(model: EquilibriumClassifier, images: Images, steps: int, *, decoder: 
     model.train()
     for index in batches(len(images.train), BATCH, steps):
         batch, labels = images.train[index], images.train_labels[index]
-        # A loose solve is as good a teacher as a tight one.
+        # A loose tolerance is enough for training.
         with eq.solving(model, tolerance=1e-2, record="equilibria") as record:
             outputs = model(front(batch))
         loss = (
@@ -192,8 +192,8 @@ def train(model: EquilibriumClassifier, images: Images, steps: int, *, decoder: 
             if decoder
             else F.cross_entropy(outputs, labels)
         )
-        for found in record.equilibria if penalizes else ():
-            penalty = jacobian_penalty(found.layer.cell, found.state, found.context).mean()
+        for visited in record.equilibria if penalizes else ():
+            penalty = jacobian_penalty(visited.layer.cell, visited.state, visited.context).mean()
             loss = loss + PENALTY * penalty
         optimizer.zero_grad()
         loss.backward()
@@ -203,7 +203,7 @@ def train(model: EquilibriumClassifier, images: Images, steps: int, *, decoder: 
 
 
 def batches(count: int, size: int, steps: int) -> Iterator[Tensor]:
-    """Indices of so many batches, epoch after epoch in a new order."""
+    """Yield the indices of `steps` batches, shuffled anew in every epoch."""
     done = 0
     while True:
         for index in torch.randperm(count).split(size):

@@ -1,4 +1,4 @@
-"""The input optimizations that are timed: attacks on classifiers, latents of decoders."""
+"""The timed input optimizations: attacks on classifiers and latents of decoders."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CHECK_TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Setting:
-    """Where data and models come from, and how large everything is."""
+    """Sources and sizes of data and models."""
 
     data: str | None
     cache: Path
     images: int = 64
     image_set: int = 1
-    """Which of the test images (a seed)."""
+    """Seed that selects the test images."""
     training_images: int = 6000
     steps: dict[str, int] = field(
         default_factory=lambda: {
@@ -47,14 +47,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Method:
-    """An engine with everything that a run of it needs but the problem."""
+    """An engine with the settings of a run."""
 
     engine: str
     iterations: int
     step_size: float | None = None
     options: dict[str, Any] = field(default_factory=dict)
     solver: Solver[Any] | None = None
-    """In place of the model's own."""
+    """Solver that replaces the model's."""
 
 
 class JointProblem:
@@ -73,13 +73,13 @@ class JointProblem:
         self.constraint = L2Ball(self.images, EPSILON) & Box(0.0, 1.0) if self.attack else None
 
     def loss(self, outputs: Tensor) -> Tensor:
-        """The negative cross-entropy of an attack, the squared error of a reconstruction."""
+        """Negative cross-entropy for an attack, squared error for a reconstruction."""
         if self.attack:
             return -F.cross_entropy(outputs, self.labels, reduction="none")
         return (outputs - self.images).square().sum(dim=(1, 2, 3))
 
     def run(self, method: Method) -> InputResult:
-        """Everything that x takes, and nothing that only reports on it."""
+        """Optimize x without the work that only serves the report."""
         with eq.solving(self.model, solver=method.solver):
             return optimize_input(
                 self.model,
@@ -91,7 +91,7 @@ class JointProblem:
                 settings=SearchSettings(
                     normalize=self.attack,
                     step_size=method.step_size,
-                    # The search must not stop before its budget is used up.
+                    # Use the whole budget.
                     tolerance=1e-12,
                     verify=False,
                     polish=False,
@@ -100,7 +100,7 @@ class JointProblem:
 
     @torch.no_grad()
     def true_loss(self, x: Tensor) -> float:
-        """The mean over the images, at equilibria that are solved anew from zero."""
+        """Mean loss over the images, at equilibria that are solved again from zero."""
         layer = self.model.layer
         precise = type(layer.solver)(tolerance=CHECK_TOLERANCE, max_iterations=500)
         solution = layer.solve(self.model.stem(x), solver=precise)
@@ -109,7 +109,7 @@ class JointProblem:
 
 
 def peak_memory(name: str, setting: Setting, method: Method) -> float:
-    """The MiB that a run adds, in a process of its own with nothing freed before it."""
+    """MiB that a run adds, measured in a separate process that has freed nothing before."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     receiver, sender = context.Pipe(duplex=False)

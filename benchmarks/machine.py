@@ -1,4 +1,4 @@
-"""On what, with what and how a run was made."""
+"""Description of a benchmark run: machine, versions, settings."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from equilibria.papers.report import commit
 
 
 def describe_run(arguments: Sequence[str], settings: Settings) -> dict[str, Any]:
-    """Everything about a run but its results; names neither the machine nor its folders.
+    """Describe a run without naming the machine or its folders.
 
-    `arguments`: those of the command line that matter to the results.
+    Args:
+        arguments: Arguments of the command line that affect the results.
+        settings: Settings of the run.
     """
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -55,7 +57,7 @@ def processor() -> str:
 
 
 def instructions() -> str:
-    """The instruction set that PyTorch uses, and a limit that was set to that of convolutions."""
+    """The instruction set that PyTorch uses, and the limit for convolutions if one is set."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
     capability: str = torch.backends.cpu.get_cpu_capability()
     return capability if limit is None else f"{capability}, oneDNN up to {limit}"

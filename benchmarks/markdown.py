@@ -1,7 +1,7 @@
-"""The JSON of a run as Markdown.
+"""Convert the JSON of a run to Markdown.
 
-python -m benchmarks.markdown FILE.json                            # prints it
-python -m benchmarks.markdown FILE.json --into docs/benchmarks.md  # between the markers there
+python -m benchmarks.markdown FILE.json                            # print it
+python -m benchmarks.markdown FILE.json --into docs/benchmarks.md  # write it between the markers
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ END = "<!-- results: end -->"
 
 
 def to_markdown(run: Mapping[str, Any]) -> str:
-    """A paragraph on the run, and a table a topic."""
+    """Return a paragraph about the run and one table per topic."""
     results = [from_json(row) for row in run["rows"]]
     pieces = [_about(run)]
     for sheet in sheets(results):
@@ -32,26 +32,30 @@ def to_markdown(run: Mapping[str, Any]) -> str:
 
 
 def inserted(text: str, markdown: str) -> str:
-    """`text` with what is between the markers replaced."""
+    """Replace the text between the markers."""
     begin, end = text.find(BEGIN), text.find(END)
     if begin < 0 or end < begin:
-        raise ValueError(f"there are no lines {BEGIN!r} and {END!r} to write between")
+        raise ValueError(
+            f"the page has no lines {BEGIN!r} and {END!r}; add them where the results belong"
+        )
     return f"{text[: begin + len(BEGIN)]}\n\n{markdown}\n{text[end:]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.markdown", description="The JSON of a run as Markdown."
+        prog="python -m benchmarks.markdown", description="Convert the JSON of a run to Markdown."
     )
-    parser.add_argument("file", type=Path, help="what `python -m benchmarks --json FILE` wrote")
-    parser.add_argument("--into", type=Path, metavar="PAGE", help="write it between PAGE's markers")
-    chosen = parser.parse_args(arguments)
-    markdown = to_markdown(json.loads(chosen.file.read_text(encoding="utf-8")))
-    if chosen.into is None:
+    parser.add_argument("file", type=Path, help="output of `python -m benchmarks --json FILE`")
+    parser.add_argument(
+        "--into", type=Path, metavar="PAGE", help="write it between the markers of PAGE"
+    )
+    options = parser.parse_args(arguments)
+    markdown = to_markdown(json.loads(options.file.read_text(encoding="utf-8")))
+    if options.into is None:
         print(markdown, end="")
     else:
-        page = inserted(chosen.into.read_text(encoding="utf-8"), markdown)
-        chosen.into.write_text(page, encoding="utf-8")
+        page = inserted(options.into.read_text(encoding="utf-8"), markdown)
+        options.into.write_text(page, encoding="utf-8")
     return 0
 
 

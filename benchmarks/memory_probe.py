@@ -1,4 +1,4 @@
-"""One training step in a process of its own; prints its peak memory as JSON.
+"""Run one training step in a separate process and print its peak memory as JSON.
 
     python -m benchmarks.memory_probe CONTESTANT CHANNELS SIZE BATCH
 
@@ -25,7 +25,7 @@ NORM = 0.9
 def main(arguments: list[str]) -> None:
     contestant, channels, size, batch = arguments[0], *map(int, arguments[1:])
     torch.set_num_threads(1)
-    # A small step first: what libraries load and allocate once is no memory of the step.
+    # A small step first, so that one-time allocations of libraries do not count.
     make_step(contestant, problems.conv(channels=4, size=8, batch=2, norm=NORM))()
     problem = problems.conv(channels=channels, size=size, batch=batch, norm=NORM)
     step = make_step(contestant, problem)
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
 
 
 def make_step(contestant: str, problem: Problem) -> Callable[[], Tensor]:
-    """Forward and backward; returns the equilibrium for the check."""
+    """Return a function that runs forward and backward and returns the equilibrium."""
     library, choice = contestant.split(":")
     equilibrium: Callable[[Tensor], Tensor]
     if library == "ours":

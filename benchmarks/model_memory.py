@@ -1,10 +1,10 @@
-"""The memory of a training step of named models, an image, and that of their stems alone.
+"""Measure the memory of a training step per image, for models and for their stems alone.
 
     python -m benchmarks.model_memory mopteq-imagenet-10m:one_step mdeq-10m:implicit
 
-A model (`+recompute`: its stem is) and a gradient rule each, on images of 256×256; `unrolled` takes
-10 steps, as the authors of MDEQ train at first. All tensors that operations make are counted,
-until they are freed.
+Each argument is a model and a gradient rule. `MODEL+recompute` recomputes the stem in the backward
+pass. Images are 256×256; `unrolled` takes 10 steps, like the pretraining of MDEQ. All tensors that
+operations allocate are counted until they are freed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from equilibria.papers.memory import peak_bytes
 
 SIZE = 256
 FEATURES = 64
-"""What MDEQ's stem brings images down to; that of MOptEqs for ImageNet does so by itself."""
+"""Resolution after the stem: set for MDEQ, the default of MOptEqs for ImageNet."""
 UNROLLED = 10
 CPU = torch.device("cpu")
 MEBIBYTE = 2.0**20
@@ -28,14 +28,14 @@ MEBIBYTE = 2.0**20
 
 def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
-    print("| model | gradient | MiB an image | stem alone |\n|---|---|---:|---:|")
+    print("| model | gradient | MiB per image | stem alone |\n|---|---|---:|---:|")
     for argument in arguments:
         name, gradient = argument.split(":")
         print(f"| {name} | {gradient} | {growth(name, gradient):.0f} | {growth(name, None):.0f} |")
 
 
 def growth(name: str, gradient: str | None) -> float:
-    """By how much a second image raises the peak; without a gradient rule, that of the stem."""
+    """Return the MiB that a second image adds to the peak; without `gradient`, for the stem."""
     name, _, recompute = name.partition("+")
     options: dict[str, Any] = {"downsample": SIZE // FEATURES} if name.startswith("mdeq") else {}
     options |= {recompute: True} if recompute else {}
@@ -45,7 +45,7 @@ def growth(name: str, gradient: str | None) -> float:
     torch.manual_seed(0)
     model = create_model(name, num_classes=10, **options).train()
     assert isinstance(model, EquilibriumClassifier)
-    step(model, 1, gradient is None)  # What is allocated once is no memory of an image.
+    step(model, 1, gradient is None)  # One-time allocations do not count.
     peaks = {
         count: peak_bytes(lambda count=count: step(model, count, gradient is None), CPU)
         for count in (1, 2)

@@ -1,8 +1,7 @@
-"""Equilibria as its users get it: the default solver and gradient rule, through the layer.
+"""Equilibria as users get it: the default solver and gradient rule of a layer.
 
-One default is off: solves do not test whether they found a minimum, because the peers do not do so
-either. The test costs a few products with the Hessian where a layer cannot know that its objective
-is convex.
+One default is off: solves do not test for a minimum, because the peers have no such test. It costs
+a few products with the Hessian unless the layer knows that its objective is convex.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ NAME = "Equilibria"
 
 
 def default_name(kind: str) -> str:
-    """What a layer takes for `kind`, "solver" or "gradient", if asked to choose by itself."""
+    """Return the default of a layer for `kind`, "solver" or "gradient"."""
     names = {"solver": eq.solvers.list_solvers, "gradient": eq.gradients.list_gradients}[kind]()
     default = str(inspect.signature(eq.EquilibriumLayer).parameters[kind].default)
     return "auto" if "auto" in names else default
 
 
 def solver_label(layer: eq.EquilibriumLayer, name: str | None = None) -> str:
-    """The solver's name, and behind an arrow what an automatic choice came to in the last solve."""
+    """Name of the solver; for "auto", also the solver that it chose in the last solve."""
     name = name or default_name("solver")
     used = str(getattr(layer.last_solution, "solver", "")).lower()
     return f"{name} → {used}" if name == "auto" and used else name
 
 
 def gradient_label(layer: eq.EquilibriumLayer) -> str:
-    """The gradient rule's name, and behind an arrow the method of the last backward solve."""
+    """Name of the gradient rule and method of the last backward solve."""
     used = getattr(layer.last_backward, "method", "")
     return f"{default_name('gradient')} → {used}" if used else default_name("gradient")
 
@@ -44,7 +43,7 @@ def layer(
     solver: str | None = None,
     **options: Any,
 ) -> eq.EquilibriumLayer:
-    """The cell with the default (or the named) solver, and the default gradient rule."""
+    """Return a layer with the default or named solver and the default gradient rule."""
     return eq.EquilibriumLayer(
         cell=cell,
         solver=eq.solvers.get_solver(

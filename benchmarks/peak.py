@@ -1,7 +1,7 @@
-"""The peak memory of a stretch of code, in a process of its own.
+"""Peak memory of a function, to be measured in a separate process.
 
-On Linux the kernel's high-water mark is set back first, so that what an import or a start used for
-a moment hides nothing. Elsewhere it is `ru_maxrss`, less what it was before.
+On Linux the kernel's high-water mark is reset first, so that earlier peaks do not count. Elsewhere
+the result is the increase of `ru_maxrss`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CLEAR = Path("/proc/self/clear_refs")
 
 
 def peak_mebibytes(run: Callable[[], object]) -> float:
-    """How far the resident memory rises above its level before `run`, in MiB."""
+    """Return the MiB by which the resident memory rises during `run`."""
     gc.collect()
     before = _resident() if _reset() else _high_water()
     run()
@@ -25,7 +25,7 @@ def peak_mebibytes(run: Callable[[], object]) -> float:
 
 
 def _reset() -> bool:
-    """Set the high-water mark back to the present; False where that cannot be done."""
+    """Reset the high-water mark; return whether that is possible."""
     try:
         CLEAR.write_text("5")
     except OSError:
@@ -38,7 +38,7 @@ def _resident() -> float:
 
 
 def _high_water() -> float:
-    # Not ru_maxrss on Linux: a child inherits there the mark of the process that started it.
+    # Not ru_maxrss on Linux, where a child inherits the value of its parent.
     return _status("VmHWM") or _maximum()
 
 

@@ -1,7 +1,7 @@
 """The peer: TorchDEQ, with its defaults and tuned.
 
-Both get the step of the same cell, and pay for `inject` as Equilibria does. What "tuned" tries is
-in `tuned_settings`; what "default" changes is in `default_settings`.
+Both use the step of the same cell and include `inject` in their time, as Equilibria does.
+`tuned_settings` and `default_settings` define the settings.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ NAME = "TorchDEQ"
 TUNED_OPTIONS: dict[str, dict[str, Any]] = {
     "anderson": {"lam": 1e-10},
     "fixed_point_iter": {},
-    # Its default keeps max_iter updates, which do not fit into memory where many are allowed.
+    # The default stores max_iter updates, which may not fit into memory.
     "broyden": {"LBFGS_thres": 30},
 }
 
 LAYOUTS = ("contiguous", "channels_last")
-"""How images reach the peer: as they come, or as channels_last inputs."""
+"""Memory formats of the images that the peer gets."""
 
 REWRITTEN_LAYOUTS = ("pixels_first",)
-"""The map rewritten by hand around the peer: the state itself is kept as (batch, height, width,
-channels), which its flattening does not have to copy. Equilibria does this by itself."""
+"""Layout of the map rewritten by hand for the peer: the state is (batch, height, width, channels),
+so that flattening it copies nothing. Equilibria does this automatically."""
 
 
 def is_installed() -> bool:
@@ -43,7 +43,7 @@ def is_installed() -> bool:
 
 @dataclass(frozen=True)
 class Setting:
-    """How the peer is asked to solve."""
+    """Settings of the peer."""
 
     solver: str = "fixed_point_iter"
     tolerance: float = 1e-3
@@ -63,11 +63,16 @@ class Setting:
 
 
 def default_settings(problem: Problem, tolerance: float) -> list[Setting]:
-    """`get_deq()`: plain fixed-point iteration, absolute stopping; from loose to tight.
+    """Return the settings of `get_deq()`, from loose to tight.
 
-    Changed: the limit of 40 iterations is raised, and the relative tolerance asked for is turned
-    into an absolute one by a norm of the state. The norms of the largest and of the smallest
-    sample, and three between them, are tried: the loosest that suffices is the peer's.
+    These are plain fixed-point iteration and absolute stopping. Two things differ: the limit of 40
+    iterations is raised, and the relative tolerance is converted to an absolute one by a norm of
+    the state. Norms between those of the largest and the smallest sample are tried; the loosest
+    that suffices is used.
+
+    Args:
+        problem: The problem, which provides the norms.
+        tolerance: Relative tolerance.
     """
     largest, smallest = problem.scales
     steps = 1 if largest < 1.2 * smallest else 5
@@ -78,10 +83,12 @@ def default_settings(problem: Problem, tolerance: float) -> list[Setting]:
 
 
 def tuned_settings(problem: Problem, tolerance: float, *, rewritten: bool = False) -> list[Setting]:
-    """Relative stopping, every solver with its best options, every memory layout.
+    """Return relative stopping with every solver, its best options, and every memory layout.
 
-    `rewritten`: the same with the map rewritten by hand, for images (there is nothing to rewrite
-    for others).
+    Args:
+        problem: The problem to solve.
+        tolerance: Relative tolerance.
+        rewritten: Use the map rewritten by hand. The list is empty if the inputs are not images.
     """
     if rewritten:
         layouts = REWRITTEN_LAYOUTS if problem.is_image else ()
@@ -94,7 +101,7 @@ def tuned_settings(problem: Problem, tolerance: float, *, rewritten: bool = Fals
 
 
 class Peer:
-    """A problem in the hands of TorchDEQ."""
+    """A problem solved by TorchDEQ."""
 
     def __init__(self, problem: Problem, setting: Setting) -> None:
         self.problem = problem
@@ -104,7 +111,7 @@ class Peer:
 
     @torch.no_grad()
     def solve(self) -> Tensor:
-        """The equilibrium, for inference."""
+        """Return the equilibrium, for inference."""
         self.deq.eval()
         function, start = self.map(self.problem.x)
         outputs, _ = self.deq(function, start)
@@ -113,14 +120,14 @@ class Peer:
     def equilibrium(
         self, x: Tensor, *, start: Tensor | None = None, probe: Tensor | None = None
     ) -> Tensor:
-        """The equilibrium in the graph of x and the parameters; `probe` is added to the map."""
+        """Return the differentiable equilibrium; `probe` is added to the map."""
         self.deq.train()
         function, zeros = self.map(x, probe)
         outputs, _ = self.deq(function, zeros if start is None else self._laid_out(start))
         return self.restored(outputs[-1])
 
     def map(self, x: Tensor, probe: Tensor | None = None) -> tuple[Callable[..., Tensor], Tensor]:
-        """The step of the cell as the peer sees it, and where it starts."""
+        """Return the step of the cell in the layout of the peer, and the initial state."""
         cell = self.problem.cell
         x = self.formatted(x)
         context = cell.inject(x)
@@ -166,7 +173,7 @@ def _library() -> Any:
 def _deq(setting: Setting, meter: Meter) -> torch.nn.Module:
     torchdeq = _library()
 
-    # Solvers are looked up when a DEQ is made: these two names belong to this one.
+    # Solvers are looked up when a DEQ is made, so later DEQs can reuse these names.
     solvers = {
         "measured_forward": _counted(setting, setting.solver, meter.count_forward),
         "measured_backward": _counted(setting, setting.backward_solver, meter.count_backward),
@@ -189,7 +196,7 @@ def _deq(setting: Setting, meter: Meter) -> torch.nn.Module:
 
 
 def _counted(setting: Setting, name: str, count: Callable[[], None]) -> Callable[..., Any]:
-    """One of the peer's solvers, counting calls of the map (which ends trials that drag on)."""
+    """Wrap a solver of the peer so that calls of the map are counted; slow trials end."""
     solver = _library().solver.get_solver(name)
     if setting.tuned:
         solver = partial(solver, **TUNED_OPTIONS[name])

@@ -1,15 +1,15 @@
-"""What the input pipeline costs beside the training step, and whether memory grows over epochs.
+"""Measure the cost of the input pipeline and the growth of memory over epochs.
 
     python -m benchmarks.pipeline [RECIPE...] [--root DATA] [--epochs 6] [--samples 2000]
     python -m benchmarks.pipeline --decode
 
-For each recipe: the CPU time of reading and augmenting a batch as a share of that of the whole
-step, and the resident memory after every epoch. Reading from a disk happens in workers beside the
-step, so its share of the clock is smaller still.
+For each recipe, prints the CPU time of reading and augmenting a batch as a share of the whole step,
+and the resident memory after every epoch. Workers read from disk while the step runs, so the share
+of the wall-clock time is smaller.
 
-With `--decode`: images that come out of the pipeline with so many workers, a second of the clock
-and of the processor, beside a bare loop of Pillow's decoding and scaling on one core, in the same
-process and on the same files.
+With `--decode`, prints the images per second of wall-clock time and of CPU time for several numbers
+of workers, compared with a loop of Pillow's decoding and scaling on one core, in the same process
+and on the same files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RECIPES = ("digits-opteq", "cifar10-mopteq-quick", "camvid-deep-opteq")
 
 
 def pipeline_seconds(experiment: Experiment, batches: int) -> float:
-    """CPU time of a batch as the loop gets it, before the model sees it."""
+    """Return the CPU seconds per batch until it is ready for the model."""
     chance = torch.Generator().manual_seed(0)
     source = Batches(experiment.training, experiment.recipe.training.batch_size, shuffle=chance)
     started, done = time.process_time(), 0
@@ -52,7 +52,7 @@ def pipeline_seconds(experiment: Experiment, batches: int) -> float:
 
 
 def resident_mebibytes() -> float:
-    """Of this process; Linux only."""
+    """Return the resident memory of this process in MiB (Linux only)."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -61,31 +61,31 @@ def resident_mebibytes() -> float:
 def measure(
     name: str, root: str | None, epochs: int, samples: int
 ) -> tuple[float, float, list[float]]:
-    """Seconds of the pipeline and of the step, a batch, and the memory after each epoch."""
+    """Return the seconds of pipeline and step per batch, and the MiB after each epoch."""
     overrides = [f"training.epochs={epochs}", "threads=1", "data.validation=0"]
     if root is not None:
         overrides.append(f"data.root={root}")
     experiment = Experiment.of(load_recipe(name, overrides))
     samples = min(samples, len(experiment.training))
-    few = dataclasses.replace(
+    reduced = dataclasses.replace(
         experiment, training=Selection(experiment.training, torch.arange(samples))
     )
     batches = -(-samples // experiment.recipe.training.batch_size)
-    pipeline_seconds(few, 2)
-    reading = pipeline_seconds(few, batches)
+    pipeline_seconds(reduced, 2)
+    reading = pipeline_seconds(reduced, batches)
     memory: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        run = RunFolder.opened(Path(folder), few.recipe.as_data())
-        history = few.train(
+        run = RunFolder.opened(Path(folder), reduced.recipe.as_data())
+        history = reduced.train(
             run, torch.device("cpu"), on_epoch=lambda _: memory.append(resident_mebibytes())
         )
-    # The first epoch pays for what is allocated and compiled once.
+    # The first epoch includes one-time allocations and compilation.
     steps = sum(metrics.cpu_seconds for metrics in history[1:]) / (batches * (epochs - 1))
     return reading, steps, memory
 
 
 def write_photos(folder: Path, count: int) -> tuple[Path, ...]:
-    """JPEG files of 500×375, smooth with some grain."""
+    """Write JPEG files of 500×375 pixels with a smooth pattern and some grain."""
     chance = np.random.default_rng(0)
     paths = tuple(folder / f"{number:04}.jpg" for number in range(count))
     for path in paths:
@@ -98,14 +98,14 @@ def write_photos(folder: Path, count: int) -> tuple[Path, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-    """Of images: by the clock, and by the processor time of all processes that read them."""
+    """Images per second of wall-clock time and of CPU time of all reading processes."""
 
     clock: float
     cpu: float
 
 
 def cpu_seconds() -> float:
-    """Of this process and of the workers it has now; Linux only."""
+    """Return the CPU seconds of this process and its workers (Linux only)."""
     total = time.process_time()
     for worker in multiprocessing.active_children():
         fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
@@ -114,14 +114,14 @@ def cpu_seconds() -> float:
 
 
 def timed(read: Callable[[], int]) -> Rate:
-    """Of `read`, which says how many images it has read."""
+    """Return the rate of `read`, which returns the number of images that it read."""
     started, cpu_started = time.perf_counter(), cpu_seconds()
     images = read()
     return Rate(images / (time.perf_counter() - started), images / (cpu_seconds() - cpu_started))
 
 
 def bare_rate(paths: Sequence[Path], framing: Framing) -> Rate:
-    """Of Pillow alone: opened, decoded, scaled, cut, an array."""
+    """Return the rate of Pillow alone: open, decode, scale, crop, convert to an array."""
 
     def read() -> int:
         for path in paths:
@@ -133,7 +133,7 @@ def bare_rate(paths: Sequence[Path], framing: Framing) -> Rate:
 
 
 def rate(paths: tuple[Path, ...], framing: Framing, workers: int) -> Rate:
-    """Of batches; a first pass starts the workers."""
+    """Return the rate of `Batches`. A first pass starts the workers."""
     source = ImageFiles(paths, torch.zeros(len(paths)), framing, threads=1)
     batches = Batches(source, 32, shuffle=torch.Generator().manual_seed(0), workers=workers)
 
@@ -145,7 +145,7 @@ def rate(paths: tuple[Path, ...], framing: Framing, workers: int) -> Rate:
 
 
 def decode_table(count: int, rounds: int = 3) -> Table:
-    """Workers from none to one a core; the medians of some rounds, taken in turns."""
+    """Return a table of median rates for zero workers up to one per core, measured in turns."""
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(1)
     framing = Framing.make(112, 128)
@@ -159,12 +159,12 @@ def decode_table(count: int, rounds: int = 3) -> Table:
     table = Table(
         title=f"JPEG 500×375 to 112×112, {cores} cores, batches of 32", title_justify="left"
     )
-    columns = ("images a second", "÷ Pillow alone", "images a CPU second", "÷ Pillow alone")
+    columns = ("images per second", "÷ Pillow alone", "images per CPU second", "÷ Pillow alone")
     for column in ("", *columns):
         table.add_column(column)
     bare = _median(rows["Pillow alone"])
-    for name, found in rows.items():
-        median = _median(found)
+    for name, rates in rows.items():
+        median = _median(rates)
         table.add_row(
             name,
             f"{median.clock:.0f}",
@@ -187,12 +187,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--root", default=os.environ.get("EQUILIBRIA_DATA"))
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--samples", type=int, default=2000)
-    parser.add_argument("--decode", action="store_true", help="workers against a bare loop")
+    parser.add_argument(
+        "--decode", action="store_true", help="compare workers with a loop of Pillow"
+    )
     options = parser.parse_args(arguments)
     if options.decode:
         Console(width=120).print(decode_table(min(options.samples, 640)))
         return
-    table = Table(title="The input pipeline, a batch, CPU time of one thread", title_justify="left")
+    table = Table(title="Input pipeline: CPU time per batch, one thread", title_justify="left")
     for column in ("recipe", "pipeline", "whole step", "share", f"≤ {AIM:.0%}?", "resident MiB"):
         table.add_column(column)
     for name in options.recipes:

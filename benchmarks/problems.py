@@ -1,7 +1,7 @@
-"""What is solved: a cell and an input, the same for every contestant.
+"""The problems: a cell and an input, which are the same for every contestant.
 
-Norms are set exactly (to the accuracy of power iteration), without norm control, so that a problem
-is as hard as its name says and no time goes into what is not measured.
+Norms are set exactly (to the accuracy of power iteration) and without norm control, so that the
+difficulty is known and only the solve is timed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from equilibria.models import DeepOptEqCell, UnitLayer
 from equilibria.operators.norm_control import KernelOperator
 
 MAX_ITERATIONS = 2000
-"""For everyone: enough that whoever converges at all reaches the tolerance."""
+"""Limit for all contestants, high enough to reach the tolerance if the method converges."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Problem:
     cell: eq.Cell
     x: Tensor
     by_hand: Callable[[Tensor, Tensor], Tensor] | None = None
-    """T(y; x) written out in PyTorch's operations: what nothing can be faster than."""
+    """T(y; x) in PyTorch operations, a lower bound on the time of one evaluation."""
 
     @property
     def is_image(self) -> bool:
@@ -38,7 +38,7 @@ class Problem:
 
     @cached_property
     def solution(self) -> Tensor:
-        """y* to a residual of 1e-6, where the numbers allow it: a start, and a scale."""
+        """y* to a residual of 1e-6 if the precision allows it."""
         solver = eq.Anderson(tolerance=1e-6, max_iterations=MAX_ITERATIONS)
         layer = eq.EquilibriumLayer(cell=self.cell, solver=solver).train()
         state = layer.solve(self.x).state
@@ -47,13 +47,13 @@ class Problem:
 
     @cached_property
     def scales(self) -> tuple[float, float]:
-        """The largest and the smallest ‖y*‖ of a sample."""
+        """The largest and the smallest ‖y*‖ of the samples."""
         norms = self.solution.flatten(1).norm(dim=1)
         return float(norms.max()), float(norms.min())
 
     @property
     def nonzero_share(self) -> float:
-        """The share of units of y* that are not zero: after a ReLU, of those that it let pass."""
+        """Share of nonzero units of y*: after a ReLU, the share of active units."""
         return float((self.solution != 0).float().mean())
 
 
@@ -87,7 +87,7 @@ def conv(
 
 
 def mixed(*, channels: int, size: int, batch: int, norm: float, seed: int = 0) -> Problem:
-    """The conv problem with one hard sample; in the others most ReLUs are off, and T is flat."""
+    """The conv problem with one hard sample. The others are easy: most ReLUs are inactive."""
     problem = conv(channels=channels, size=size, batch=batch, norm=norm, seed=seed)
     x = 0.5 * problem.x - 0.75
     x[batch // 2] = _mostly_active(problem.x[batch // 2])
@@ -95,7 +95,7 @@ def mixed(*, channels: int, size: int, batch: int, norm: float, seed: int = 0) -
 
 
 def deep(*, channels: int, size: int, batch: int, norm: float, seed: int = 0) -> Problem:
-    """Deep OptEq of two convolutional layers in z-space: its Jacobian is not symmetric."""
+    """Deep OptEq with two convolutional layers in z-space, whose Jacobian is not symmetric."""
     torch.manual_seed(seed)
     layers = []
     for _ in range(2):
@@ -115,7 +115,7 @@ def mdeq(*, channels: int, size: int, batch: int, seed: int = 0) -> Problem:
 
 @torch.no_grad()
 def with_norm(operator: KernelOperator, shape: tuple[int, ...], norm: float) -> KernelOperator:
-    """The operator, its kernel scaled so that its norm on samples of this shape is `norm`."""
+    """Scale the kernel so that the norm of the operator on samples of this shape is `norm`."""
     operator.kernel.mul_(norm / operator.norm_estimate(shape, iterations=300))
     return operator
 
@@ -125,5 +125,5 @@ def _opteq(W: eq.LinearOperator) -> eq.Cell:
 
 
 def _mostly_active(x: Tensor) -> Tensor:
-    """A positive bias and less noise: few ReLUs cut, and T contracts as slowly as ‖W‖² says."""
+    """Add a bias and reduce noise: most ReLUs are active, and the contraction rate is near ‖W‖²."""
     return 1 + 0.5 * x

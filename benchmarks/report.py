@@ -1,4 +1,4 @@
-"""Results as tables: the same cells for the terminal and for Markdown."""
+"""Tables of results, for the terminal and for Markdown."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Sheet:
 
 
 def sheets(results: Iterable[Result]) -> list[Sheet]:
-    """One table a topic, in the order of `TOPICS`."""
+    """Return one table per topic, in the order of `TOPICS`."""
     by_topic: dict[str, list[Result]] = {topic: [] for topic in TOPICS}
     for result in results:
         by_topic.setdefault(result.topic, []).append(result)
-    return [_sheet(topic, found) for topic, found in by_topic.items() if found]
+    return [_sheet(topic, group) for topic, group in by_topic.items() if group]
 
 
 def print_tables(results: Sequence[Result], console: Console) -> None:
@@ -52,7 +52,7 @@ def print_tables(results: Sequence[Result], console: Console) -> None:
 
 
 def verdict(results: Sequence[Result]) -> list[str]:
-    """What the rows add up to, and every row in which the peer is ahead."""
+    """Summarize the rows, and name every row in which the peer is ahead."""
     duels = [result for result in results if isinstance(result, Duel)]
     lines = []
     for against in PEERS:
@@ -66,7 +66,7 @@ def verdict(results: Sequence[Result]) -> list[str]:
             lines.append(f"The {against} peer is ahead in: {'; '.join(behind)}.")
     missed = [d.row for d in duels if not d.ours.reached]
     if missed:
-        lines.append(f"Ours did not reach the mark in: {'; '.join(missed)}.")
+        lines.append(f"Equilibria did not reach the target in: {'; '.join(missed)}.")
     return lines
 
 
@@ -121,7 +121,7 @@ def contestant_cell(contestant: Measured | None, unit: str) -> str:
 
 
 def ratio_cell(duel: Duel, against: str, aim: float | None) -> str:
-    """The ratio, the range of several seeds, its aim; in brackets where the peer did too little."""
+    """Ratio, range over seeds, and aim; in parentheses if the peer missed the target."""
     ratio = duel.ratio(against)
     if ratio is None:
         return "–"
@@ -133,7 +133,7 @@ def ratio_cell(duel: Duel, against: str, aim: float | None) -> str:
 
 
 def reached_cell(duel: Duel) -> str:
-    """`yes`, or who missed it, with the error that was found."""
+    """`yes`, or the contestants that missed the target, with their errors."""
     names = ("ours", *PEERS)
     missed = [
         f"{name}: no ({contestant.error:.0e})"

@@ -1,4 +1,4 @@
-"""What a run of the benchmarks found, and its JSON."""
+"""Results of a benchmark run, and their JSON."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ class Measured:
     """One contestant of a row."""
 
     label: str
-    """The solver, and what else was chosen."""
+    """Solver and other choices."""
     value: float
-    """The median: CPU milliseconds, or MiB."""
+    """Median, in CPU milliseconds or MiB."""
     evaluations: int | None = None
-    """Calls of the map, and products with its Jacobian, of one run."""
+    """Calls of the map and products with its Jacobian in one run."""
     error: float | None = None
-    """What an independent check found at the result."""
+    """Error from an independent check."""
     reached: bool = True
-    """Whether that is within what the row asks for."""
+    """Whether the error is within the target of the row."""
     details: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Duel:
-    """A row: ours against the peer's best and the peer's default.
+    """A row that compares Equilibria with the peer.
 
-    `tuned` is the peer with its best options; `rewritten` the same with the map rewritten by hand
-    so that the peer's flattening copies nothing.
+    `default` is the peer with its defaults, `tuned` the peer with its best options, and `rewritten`
+    the tuned peer with the map rewritten by hand, so that flattening the state copies nothing.
     """
 
     row: str
@@ -43,7 +43,7 @@ class Duel:
     rewritten: Measured | None = None
     unit: str = "ms"
     wanted: float | None = None
-    """The error that each contestant has to reach."""
+    """Error that each contestant must reach."""
     aim_tuned: float | None = None
     aim_default: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
@@ -57,12 +57,12 @@ class Duel:
         return fmean(each) if each else self.ours.value / peer.value
 
     def ratios(self, against: str) -> list[float]:
-        """That of each seed, where there were several."""
+        """Ratio per seed, if there are several."""
         each = self.details.get("ratios", {}).get(against, [])
         return [ratio for ratio in each if ratio is not None]
 
     def counts(self, against: str) -> bool:
-        """Whether a ratio is one of equals: both did what the row asks for."""
+        """Whether both contestants reached the target, so that the ratio counts."""
         peer: Measured | None = getattr(self, against)
         return peer is not None and self.ours.reached and peer.reached
 
@@ -73,14 +73,14 @@ class Duel:
 
 @dataclass(frozen=True)
 class Overhead:
-    """A row: the cost of one evaluation within a solver ÷ that of the bare map."""
+    """A row with the cost per evaluation in a solver ÷ that of the bare map."""
 
     row: str
     topic: str
     library: str
     solver: str
     bare: float
-    """Milliseconds of the bare map, in its fastest memory format."""
+    """Milliseconds per evaluation of the bare map, in its fastest memory format."""
     ratio: float
     aim: float | None = None
 
@@ -89,7 +89,7 @@ Result = Duel | Overhead
 
 
 def averaged(runs: Sequence[Sequence[Result]]) -> list[Result]:
-    """The same rows measured with several seeds, as one: means, and a ratio for each seed."""
+    """Average rows over seeds, and keep the ratio of each seed."""
     first, *others = runs
     return [_mean([result, *(run[i] for run in others)]) for i, result in enumerate(first)]
 
@@ -102,8 +102,8 @@ def _mean(results: Sequence[Result]) -> Result:
         overheads = [result for result in results if isinstance(result, Overhead)]
         return replace(
             first,
-            bare=fmean(one.bare for one in overheads),
-            ratio=fmean(one.ratio for one in overheads),
+            bare=fmean(overhead.bare for overhead in overheads),
+            ratio=fmean(overhead.ratio for overhead in overheads),
         )
     duels = [result for result in results if isinstance(result, Duel)]
     ratios = {against: [duel.ratio(against) for duel in duels] for against in PEERS}
@@ -115,17 +115,17 @@ def _mean(results: Sequence[Result]) -> Result:
 
 
 def _mean_contestant(each: Sequence[Measured]) -> Measured:
-    """The mean value, the worst error, and the label of the first seed."""
+    """Return the mean value, the worst error, and the label of the first seed."""
     return replace(
         each[0],
-        value=fmean(one.value for one in each),
-        error=max((one.error for one in each if one.error is not None), default=None),
-        reached=all(one.reached for one in each),
+        value=fmean(result.value for result in each),
+        error=max((r.error for r in each if r.error is not None), default=None),
+        reached=all(result.reached for result in each),
     )
 
 
 def to_json(result: Result) -> dict[str, Any]:
-    """A result as plain data, with the ratios spelled out."""
+    """Convert a result to plain data, including its ratios."""
     data: dict[str, Any] = {"kind": type(result).__name__.lower(), **asdict(result)}
     if isinstance(result, Duel):
         for against in PEERS:
@@ -134,7 +134,7 @@ def to_json(result: Result) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Result:
-    """The inverse of `to_json`."""
+    """Convert plain data from `to_json` to a result."""
     kinds: dict[str, type[Result]] = {"duel": Duel, "overhead": Overhead}
     kind = kinds[data["kind"]]
     values = {f.name: data[f.name] for f in fields(kind)}

@@ -1,7 +1,7 @@
-"""How fast a served model answers, and that no answer is lost: `python -m benchmarks.serving RUN`.
+"""Measure the latency of a served model and check its answers: `python -m benchmarks.serving RUN`.
 
-A server in a process of its own, clients in threads of this one, over the loopback device. Every
-answer is compared with what the model says of the picture here. One body in ten is no picture.
+The server runs in a separate process and the clients in threads of this one, over the loopback
+device. Every answer is compared with the local prediction. One body in ten is not a picture.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from equilibria.data import load_digits
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path, help="of a classifier of the digits")
+    parser.add_argument("run", type=Path, help="run of a classifier of the digits")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--requests", type=int, default=640, help="in all, for each number")
+    parser.add_argument("--requests", type=int, default=640, help="requests per number of clients")
     options = parser.parse_args()
     digits = (load_digits().test.images[:200] * 255).round() / 255
-    known = [one.label for one in eq.predict(options.run, digits)]
+    labels = [prediction.label for prediction in eq.predict(options.run, digits)]
     bodies = [as_png(digit) for digit in digits]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -39,20 +39,22 @@ def main() -> None:
     address = f"http://127.0.0.1:{port}"
     try:
         wait_for(address)
-        print("| clients | answers a second | median | 95 % | 99 % | mean batch | wrong or lost |")
+        print(
+            "| clients | answers per second | median | 95 % | 99 % | mean batch | wrong or lost |"
+        )
         print("|---:|---:|---:|---:|---:|---:|---:|")
         for clients in options.clients:
-            print(measured(address, bodies, known, clients, options.requests), flush=True)
+            print(measured(address, bodies, labels, clients, options.requests), flush=True)
     finally:
         server.terminate()
         server.wait(30)
 
 
 def measured(
-    address: str, bodies: list[bytes], known: list[str | None], clients: int, count: int
+    address: str, bodies: list[bytes], labels: list[str | None], clients: int, count: int
 ) -> str:
     def client(number: int) -> list[tuple[float, bool]]:
-        got = []
+        answers = []
         with requests.Session() as session:
             for turn in range(count // clients):
                 place = (number * 31 + turn * 17) % len(bodies)
@@ -64,23 +66,24 @@ def measured(
                 right = (
                     answer.status_code == 400
                     if broken
-                    else answer.status_code == 200 and answer.json()["label"] == known[place]
+                    else answer.status_code == 200 and answer.json()["label"] == labels[place]
                 )
-                got.append((seconds, right))
-        return got
+                answers.append((seconds, right))
+        return answers
 
     started = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
-        got = [one for some in pool.map(client, range(clients)) for one in some]
-    took = time.perf_counter() - started
-    seconds = sorted(one for one, _ in got)
-    wrong = sum(not right for _, right in got) + (count // clients) * clients - len(got)
+        answers = [a for group in pool.map(client, range(clients)) for a in group]
+    elapsed = time.perf_counter() - started
+    seconds = sorted(s for s, _ in answers)
+    wrong = sum(not right for _, right in answers) + (count // clients) * clients - len(answers)
     text = requests.get(f"{address}/metrics", timeout=60).text
     (batch,) = (line.split()[1] for line in text.splitlines() if line.startswith(MEAN_BATCH))
     shares = " | ".join(
         f"{1e3 * seconds[int(q * (len(seconds) - 1))]:.0f} ms" for q in (0.5, 0.95, 0.99)
     )
-    return f"| {clients} | {len(got) / took:.0f} | {shares} | {batch} | {wrong} of {len(got)} |"
+    total = len(answers)
+    return f"| {clients} | {total / elapsed:.0f} | {shares} | {batch} | {wrong} of {total} |"
 
 
 MEAN_BATCH = "equilibria_mean_batch_size "

@@ -1,4 +1,4 @@
-"""Timing that can be believed: one process, interleaved, medians of CPU time."""
+"""Reliable timing: medians of CPU time, interleaved in one process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
-FEWEST_ROUNDS = 3
+MIN_ROUNDS = 3
 
 
 def cpu_seconds(run: Callable[[], object]) -> float:
-    """The CPU time of one run, all threads together, without pauses of the garbage collector."""
+    """Return the CPU seconds of one run over all threads, without garbage collection."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -30,12 +30,16 @@ def interleaved_medians(
     warm_up: int = 1,
     budget: float = 120.0,
 ) -> dict[str, float]:
-    """The median CPU time of each contestant in seconds.
+    """Return the median CPU seconds of each contestant.
 
-    The contestants take turns, so that what else the machine does hits all of them alike, and CPU
-    time rather than the clock is taken, so that waiting for a core does not count. Every round is
-    a run of each; where rounds are long, fewer than `repeats` (but at least three) fit into
-    `budget` seconds.
+    The contestants take turns, so that other load on the machine affects all of them equally. CPU
+    time does not count waiting for a core.
+
+    Args:
+        contestants: Functions to time, by name.
+        repeats: Number of rounds; every round runs each contestant once.
+        warm_up: Rounds that are not timed.
+        budget: Seconds after which there are no more rounds, but at least three are run.
     """
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(warm_up):
@@ -43,7 +47,7 @@ def interleaved_medians(
             run()
     spent = 0.0
     for round_number in range(repeats):
-        if round_number >= FEWEST_ROUNDS and spent * (1 + 1 / round_number) > budget:
+        if round_number >= MIN_ROUNDS and spent * (1 + 1 / round_number) > budget:
             break
         gc.collect()
         for name, run in contestants.items():
@@ -52,12 +56,12 @@ def interleaved_medians(
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-class TooSlow(Exception):  # noqa: N818 - an event, not a fault
-    """A trial used up its allowance: another candidate is faster, whatever it does now."""
+class TooSlow(Exception):  # noqa: N818 - an event, not an error
+    """A trial used up its allowance, so another candidate is faster."""
 
 
 class Meter:
-    """Counts evaluations of the map and products with its Jacobian, and ends hopeless trials."""
+    """Counter of evaluations and Jacobian products that ends slow trials."""
 
     def __init__(self) -> None:
         self.forward = 0
@@ -70,7 +74,7 @@ class Meter:
         self._deadline = None if allowance is None else time.process_time() + allowance
 
     def lift(self) -> None:
-        """Take the allowance away, and keep the counts."""
+        """Remove the allowance and keep the counts."""
         self._deadline = None
 
     def reset_counts(self) -> None:

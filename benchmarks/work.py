@@ -1,9 +1,9 @@
-"""`python -m benchmarks.work`: the work of the default solver, counted instead of timed.
+"""Count the work of the default solver: `python -m benchmarks.work`.
 
-Of each row, forward and backward: evaluations of the map, operations that torch carries out (and
-how many numbers they read and write), and calls of Python functions in the library. Counts are the
-same on every run, where clocks scatter: two versions of the library are compared by running this
-with the one, then the other on the path, and `--json FILE`, `--beside FILE`.
+Counts, for each row, forward and backward: evaluations of the map, torch operations (and the
+numbers that they read and write), and calls of Python functions of the library. Unlike times,
+counts are reproducible. To compare two versions of the library, run this with one of them and
+`--json FILE`, then with the other and `--beside FILE`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOLERANCE = 1e-5
 
 @dataclass
 class Work:
-    """What was carried out."""
+    """Counts of one run."""
 
     evaluations: int = 0
     operations: int = 0
@@ -60,7 +60,7 @@ class _Counter(TorchDispatchMode):
 
 
 def counted(run: Callable[[], int]) -> Work:
-    """The work of a run that returns its evaluations; the second, when all is prepared."""
+    """Count the work of a second call of `run`, which returns its number of evaluations."""
     run()
     work = Work()
     library = str(Path(eq.__file__).parent)
@@ -85,13 +85,13 @@ def _profiled(watch: Callable[[FrameType, str, Any], None]) -> Any:
 def rows() -> dict[str, Callable[[], int]]:
     quick = Settings(quick=True)
     makers = (f.dense, f.hard_dense, f.conv, f.hard_conv, f.deep, f.mdeq)
-    found: dict[str, Callable[[], int]] = {}
+    runs: dict[str, Callable[[], int]] = {}
     for problem in (make(quick) for make in makers):
-        found |= _runs(problem.name, ours.layer(problem.cell, tolerance=TOLERANCE), problem.x)
+        runs |= _runs(problem.name, ours.layer(problem.cell, tolerance=TOLERANCE), problem.x)
     for name in ("opteq-small", "geq-small"):
         torch.manual_seed(0)
-        found |= _runs(name, eq.create_model(name), torch.rand(4, 3, 32, 32))
-    return found
+        runs |= _runs(name, eq.create_model(name), torch.rand(4, 3, 32, 32))
+    return runs
 
 
 def _runs(name: str, module: torch.nn.Module, x: Tensor) -> dict[str, Callable[[], int]]:
@@ -117,21 +117,23 @@ def _runs(name: str, module: torch.nn.Module, x: Tensor) -> dict[str, Callable[[
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.work", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts to FILE")
-    parser.add_argument("--beside", type=Path, metavar="FILE", help="show ratios to these counts")
-    chosen = parser.parse_args()
-    before = json.loads(chosen.beside.read_text()) if chosen.beside else {}
+    parser.add_argument(
+        "--beside", type=Path, metavar="FILE", help="print ratios to the counts in FILE"
+    )
+    options = parser.parse_args()
+    before = json.loads(options.beside.read_text()) if options.beside else {}
     torch.set_num_threads(1)
     table = Table("row", *Work.__dataclass_fields__)
-    found = {}
+    counts = {}
     for name, run in rows().items():
         work = asdict(counted(run))
-        found[name] = work
+        counts[name] = work
         table.add_row(
             name, *(_shown(count, before.get(name, {}).get(key)) for key, count in work.items())
         )
     Console(width=120, highlight=False).print(table)
-    if chosen.json:
-        chosen.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if options.json:
+        options.json.write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
 
 
 def _shown(count: int, before: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Fixtures that every room's tests share."""
+"""Fixtures shared by all tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from equilibria.data import registry as data_sets
 
-# Same examples on every run; the time of one example says more about the machine than the code.
+# Same examples on every run, and no time limit, which would depend on the machine.
 settings.register_profile("equilibria", derandomize=True, deadline=None)
 settings.load_profile("equilibria")
 
@@ -24,9 +24,9 @@ DEVICES = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that asks for the `real_data` fixture carries the marker of that name.
+    """Mark tests that use the fixture `real_data`, and run files with slow tests first.
 
-    Files with slow tests come first: at the end, no process of several waits for a long one.
+    With several processes, this avoids waiting for a slow file at the end.
     """
     for item in items:
         if "real_data" in getattr(item, "fixturenames", ()):
@@ -42,7 +42,7 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _registered_data_sets() -> Iterator[None]:
-    """A data set that a file of tests registers is gone after it, in whatever order files run."""
+    """Forget data sets that a test file registers, so that the order of files does not matter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data_sets._loaders, "_factories", dict(data_sets._loaders._factories))
         patch.setattr(data_sets, "_cards", dict(data_sets._cards))
@@ -51,13 +51,13 @@ def _registered_data_sets() -> Iterator[None]:
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Every device that is present."""
+    """Each available device."""
     return torch.device(request.param)
 
 
 @pytest.fixture
 def float64_device(device: torch.device) -> torch.device:
-    """Every device that is present and computes in float64."""
+    """Each available device that supports float64."""
     if device.type == "mps":
         pytest.skip("mps has no float64")
     return device
@@ -65,10 +65,10 @@ def float64_device(device: torch.device) -> torch.device:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder that holds the real data sets in their standard on-disk formats."""
+    """Folder of the real data sets in their standard formats."""
     folder = os.environ.get("EQUILIBRIA_DATA")
     if not folder:
-        pytest.skip("NO REAL DATA: set EQUILIBRIA_DATA to the folder that holds the data sets")
+        pytest.skip("no real data: set EQUILIBRIA_DATA to the folder of the data sets")
     if not Path(folder).is_dir():
-        pytest.fail(f"EQUILIBRIA_DATA names {folder}, which is not a folder")
+        pytest.fail(f"EQUILIBRIA_DATA is {folder}, which is not a folder")
     return Path(folder)

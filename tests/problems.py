@@ -1,8 +1,7 @@
-"""A bank of equilibria with known fixed points and derivatives.
+"""Test problems with known fixed points and derivatives.
 
-Each problem is a cell with an input x, its exact fixed point y*(x), and the exact Jacobian dy*/dx
-of each sample, so that every solver and every gradient rule can be held against the truth. A new
-solver or rule meets them all by being registered.
+Each problem is a cell with an input x, the exact fixed point y*(x), and the exact Jacobian dy*/dx
+of each sample. All registered solvers and gradient rules are tested on all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from equilibria.context import Context, State
 
 @dataclass(frozen=True)
 class Problem:
-    """A cell at an input x of shape (batch, n), with the truth in float64."""
+    """A cell with an input x of shape (batch, n), and the exact result in float64."""
 
     cell: eq.Cell
     x: Tensor
@@ -28,16 +27,16 @@ class Problem:
     """d(output)/dx of each sample, shape (batch, outputs, n)."""
 
     def to(self, dtype: torch.dtype, device: torch.device) -> Problem:
-        moved = self.fixed_point
-        moved = (
-            moved.to(device, dtype)
-            if isinstance(moved, Tensor)
-            else tuple(t.to(device, dtype) for t in moved)
+        fixed_point = self.fixed_point
+        fixed_point = (
+            fixed_point.to(device, dtype)
+            if isinstance(fixed_point, Tensor)
+            else tuple(t.to(device, dtype) for t in fixed_point)
         )
         return Problem(
             self.cell.to(device=device, dtype=dtype),
             self.x.to(device, dtype),
-            moved,
+            fixed_point,
             self.jacobian.to(device, dtype),
         )
 
@@ -47,16 +46,16 @@ def _generator(seed: int = 0) -> torch.Generator:
 
 
 def _symmetric(n: int, norm: float, rank: int | None = None) -> tuple[Tensor, Tensor]:
-    """W of the given spectral norm, and WWᵀ."""
+    """Return W with the given spectral norm, and WWᵀ."""
     W = torch.randn(n, rank or n, generator=_generator(n), dtype=torch.float64)
     W = W * (norm / torch.linalg.matrix_norm(W, 2))
     return W, W @ W.T
 
 
 def _energy_problem(activation: str, states: Tensor, slack: Tensor, W: Tensor) -> Problem:
-    """The energy cell y = σ(WWᵀy + x) at the x that makes `states` its fixed points.
+    """Return the energy cell y = σ(WWᵀy + x) with the input x whose fixed points are `states`.
 
-    x = σ⁻¹(y) − WWᵀy; where y sits on a kink, `slack` chooses the point of σ⁻¹(y).
+    x = σ⁻¹(y) − WWᵀy, with `slack` as the element of σ⁻¹(y).
     """
     H = W @ W.T
     x = slack - states @ H
@@ -113,7 +112,7 @@ def fixed_point_at_zero() -> Problem:
 
 
 class LinearCell(eq.Cell):
-    """y = A y + x for any contraction A: no symmetry."""
+    """y = A y + x for a contraction A without symmetry."""
 
     def __init__(self, A: Tensor) -> None:
         super().__init__()
@@ -138,9 +137,9 @@ def linear_nonsymmetric() -> Problem:
 
 
 class RotatingPair(eq.Cell):
-    """Two tensors of different shape that drive each other: a = B b + x, b = tilt(a)/2.
+    """A state of two tensors with different shapes: a = B b + x, b = tilt(a)/2.
 
-    The Jacobian is far from symmetric, and the state has several tensors.
+    The Jacobian is far from symmetric.
     """
 
     def __init__(self, B: Tensor) -> None:
@@ -176,7 +175,7 @@ def two_tensors() -> Problem:
 
 
 class CoupledMean(eq.Cell):
-    """y_i = x_i + ½ mean(y): every sample depends on all others, the batch is one problem."""
+    """y_i = x_i + ½ mean(y): every sample depends on all others, so the batch is one problem."""
 
     couples_batch = True
 
@@ -211,5 +210,5 @@ WITH_OBJECTIVE = {name for name in PROBLEMS if name not in ("linear_nonsymmetric
 def layer(
     cell: eq.Cell, solver: str | eq.solvers.Solver = "anderson", **options: object
 ) -> eq.EquilibriumLayer:
-    chosen = eq.solvers.get_solver(solver, **options) if isinstance(solver, str) else solver
-    return eq.EquilibriumLayer(cell=cell, solver=chosen)
+    method = eq.solvers.get_solver(solver, **options) if isinstance(solver, str) else solver
+    return eq.EquilibriumLayer(cell=cell, solver=method)

@@ -1,4 +1,4 @@
-"""The program as a user calls it."""
+"""Helpers that run the program as users do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = Path(equilibria.__file__).parents[1]
 
 
 def invoke(*arguments: object) -> Result:
-    """Run a command; the number of threads that it sets is set back."""
+    """Run a command in this process, and restore the number of threads afterwards."""
     threads = torch.get_num_threads()
     try:
         return CliRunner().invoke(app, _without_report(arguments))
@@ -26,14 +26,14 @@ def invoke(*arguments: object) -> Result:
 
 
 def _without_report(arguments: tuple[object, ...]) -> list[str]:
-    """A training ends with a report only where a test asks for it (--report): it takes seconds."""
+    """Add --no-report to `train`, unless --report is given, because a report takes seconds."""
     words = [str(argument) for argument in arguments]
     is_plain = words[:1] == ["train"] and not {"--report", "--help"} & {*words}
     return [*words, "--no-report"] if is_plain else words
 
 
 def program(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The program in a process of its own, with `folder` as its working directory."""
+    """Run a command in a separate process with the working directory `folder`."""
     return subprocess.run(
         [sys.executable, "-m", "equilibria", *_without_report(arguments)],
         cwd=folder,
@@ -46,7 +46,7 @@ def program(folder: Path, *arguments: object, **variables: str) -> subprocess.Co
 
 
 def output_of_python(program: str) -> str:
-    """What a program prints that a fresh interpreter runs."""
+    """Return the output of a Python program in a new interpreter."""
     answer = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": str(SOURCE)},

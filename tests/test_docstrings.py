@@ -49,7 +49,7 @@ def own_members(kind: type) -> Iterator[tuple[str, object]]:
 
 
 def has_docstring(kind: type, name: str, value: object) -> bool:
-    """Whether a member has a docstring, of its own or inherited from a base class."""
+    """Whether a member has a docstring, possibly inherited from a base class."""
     bases = (vars(base).get(name) for base in kind.__mro__[1:])
     return any(inspect.getdoc(member) for member in (value, *bases) if member is not None)
 
@@ -83,25 +83,25 @@ def undocumented_parameters() -> dict[str, list[str]]:
         if inspect.isclass(value):
             text += "\n\n" + inspect.cleandoc(vars(value).get("__init__", value).__doc__ or "")
         documented = documented_parameters(text)
-        if left := [one for one in parameters(value) if one not in documented]:
-            missing[name] = left
+        if undocumented := [p for p in parameters(value) if p not in documented]:
+            missing[name] = undocumented
     return missing
 
 
 def test_public_methods_and_properties_have_a_docstring() -> None:
-    bare = {
+    undocumented = {
         f"{value.__module__}.{value.__qualname__}.{name}"
         for value in public_objects().values()
         if inspect.isclass(value)
         for name, member in own_members(value)
         if not has_docstring(value, name, member)
     }
-    assert bare == set()
+    assert undocumented == set()
 
 
 def test_parameters_are_documented() -> None:
     missing = undocumented_parameters()
-    lines = "\n".join(f"{name}: {', '.join(left)}" for name, left in missing.items())
+    lines = "\n".join(f"{name}: {', '.join(names)}" for name, names in missing.items())
     assert len(missing) <= MISSING, (
         f"{len(missing)} public objects have parameters without an entry in `Args:` (or, in a "
         f"dataclass, `Attributes:`); at most {MISSING} are allowed:\n{lines}"

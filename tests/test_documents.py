@@ -1,4 +1,4 @@
-"""What the documents promise: the tutorials run, and the example of the README is typed."""
+"""The tutorials run, and the examples of the README are typed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.test_wheel import build_wheel
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 PHOTOS = ROOT / "docs" / "tutorials" / "photos.md"
-"""A walk-through with commands of the program."""
+"""Tutorial with commands of the program."""
 
 RUN = """
 import os, re, sys, tempfile
@@ -30,13 +30,13 @@ for page in sys.argv[1:]:
             exec(compile(block, page, "exec"), {})
         sys.exit()
     if os.waitpid(child, 0)[1] != 0:
-        sys.exit(f"{page} has failed")
+        sys.exit(f"{page} failed")
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_the_tutorials_run(tmp_path: Path) -> None:
-    """Each in a process of its own, as it may register models; they share the imports."""
+def test_tutorials_run(tmp_path: Path) -> None:
+    """Each runs in a fork, because it may register models; the imports are shared."""
     pages = [str(page) for page in TUTORIALS if page != PHOTOS]
     command = [sys.executable, "-W", "error", "-c", RUN, *pages]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -44,13 +44,13 @@ def test_the_tutorials_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_walk_through_with_photos_runs_from_a_wheel(tmp_path: Path) -> None:
-    """Block by block, outside the checkout, on a machine without data sets."""
-    installed, here = tmp_path / "installed", tmp_path / "here"
+def test_tutorial_on_photos_runs_with_an_installed_wheel(tmp_path: Path) -> None:
+    """Run it block by block, outside the checkout and without data sets."""
+    installed, folder = tmp_path / "installed", tmp_path / "folder"
     wheel = build_wheel(tmp_path / "build")
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*install, "--target", str(installed), str(wheel)], check=True)
-    here.mkdir()
+    folder.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "EQUILIBRIA_DATA"}
     environment["PYTHONPATH"] = str(installed)
     environment["PATH"] = os.pathsep.join([str(installed / "bin"), os.environ["PATH"]])
@@ -58,15 +58,15 @@ def test_the_walk_through_with_photos_runs_from_a_wheel(tmp_path: Path) -> None:
     printed = ""
     text = PHOTOS.read_text(encoding="utf-8")
     for language, block in re.findall(r"```(python|bash)\n(.*?)```", text, flags=re.DOTALL):
-        ran = subprocess.run(
-            [*runners[language], block], cwd=here, env=environment, capture_output=True, text=True
+        run = subprocess.run(
+            [*runners[language], block], cwd=folder, env=environment, capture_output=True, text=True
         )
-        assert ran.returncode == 0, f"{block}\n{ran.stdout}\n{ran.stderr}"
-        printed += ran.stdout
-    noisy, restored_to = map(float, re.findall(r"([0-9.]+) dB", printed))
-    assert restored_to > noisy + 1
-    assert (here / "predicted.csv").read_text().count("\n") == 161
-    photograph, restored = here / "temple.png", here / "restored" / "temple-restored.png"
+        assert run.returncode == 0, f"{block}\n{run.stdout}\n{run.stderr}"
+        printed += run.stdout
+    psnr_noisy, psnr_restored = map(float, re.findall(r"([0-9.]+) dB", printed))
+    assert psnr_restored > psnr_noisy + 1
+    assert (folder / "predicted.csv").read_text().count("\n") == 161
+    photograph, restored = folder / "temple.png", folder / "restored" / "temple-restored.png"
     assert image_size(restored) == image_size(photograph)
 
 
@@ -76,20 +76,20 @@ def image_size(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "architecture.md"])
-def test_the_tutorials_are_found(page: Path) -> None:
+def test_pages_link_every_tutorial(page: Path) -> None:
     linked = re.findall(r"tutorials/([\w-]+)\.md", page.read_text(encoding="utf-8"))
     assert sorted(set(linked)) == [tutorial.stem for tutorial in TUTORIALS]
 
 
 @pytest.mark.slow
-def test_the_examples_of_the_readme_pass_a_strict_checker(tmp_path: Path) -> None:
+def test_examples_of_the_readme_pass_mypy(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     files = []
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)):
         files.append(tmp_path / f"example{number}.py")
         files[-1].write_text(block, encoding="utf-8")
-    # What `make lint` has found out about the package is not found out again.
+    # Use the cache of `make lint`, so that the package is not checked again.
     options = ["--config-file", "pyproject.toml", "--strict", "--cache-dir", ".mypy_cache"]
     command = [sys.executable, "-m", "mypy", *options]
     answer = subprocess.run(

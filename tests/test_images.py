@@ -1,4 +1,4 @@
-"""`model.images`: what a model expects of images, and who reads it."""
+"""Image specifications of models, `model.images`."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ def test_a_created_model_keeps_the_specification_it_was_given() -> None:
     assert images_of(eq.create_model("resnet-small", images=GRAY)) == GRAY
 
 
-def test_a_module_with_another_attribute_of_that_name_says_nothing() -> None:
+def test_an_images_attribute_of_another_type_is_ignored() -> None:
     model = torch.nn.Linear(2, 2)
     model.images = torch.zeros(3)
     assert images_of(model) is None
 
 
-def test_a_trained_model_of_the_package_says_all_that_its_file_says() -> None:
+def test_a_pretrained_model_has_the_specification_of_its_file() -> None:
     model = eq.create_model("digits-opteq", pretrained=True)
     assert images_of(model) == images_of(eq.load("digits-opteq")) is not None
     with pytest.raises(ValueError, match="its own image specification"):
         eq.create_model("digits-opteq", pretrained=True, images=GRAY)
 
 
-def test_what_is_stored_is_read_as_it_was() -> None:
+def test_stored_specifications_can_be_read_back() -> None:
     normalized = replace(GRAY, normalization=((0.5,), (0.2,)), ignore_index=3)
     for images in (GRAY, normalized):
-        again = ImageSpec.from_data(images.as_data())
-        assert again.as_data() == images.as_data()
-        assert (again.frame, again.image_shape) == (images.frame, images.image_shape)
+        restored = ImageSpec.from_data(images.as_data())
+        assert restored.as_data() == images.as_data()
+        assert (restored.frame, restored.image_shape) == (images.frame, images.image_shape)
 
 
-def test_a_stored_specification_without_its_kind_is_refused() -> None:
+def test_a_stored_specification_without_a_kind_raises() -> None:
     data = GRAY.as_data()
     del data["kind"]
     with pytest.raises(ValidationError, match="kind"):
         ImageSpec.from_data(data)
 
 
-def test_a_model_of_ones_own_with_a_specification_predicts_files_and_exports(
+def test_a_model_with_a_specification_predicts_files_and_can_be_exported(
     tmp_path: Path,
 ) -> None:
     torch.manual_seed(0)
@@ -73,7 +73,7 @@ def test_a_model_of_ones_own_with_a_specification_predicts_files_and_exports(
     assert exported.metadata["images"]["shape"] == [1, 8, 8]
 
 
-def test_a_model_that_says_nothing_of_its_images_takes_tensors_only(tmp_path: Path) -> None:
+def test_a_model_without_a_specification_accepts_only_tensors(tmp_path: Path) -> None:
     eq.data.image_from_tensor(torch.rand(1, 8, 8)).save(tmp_path / "image.png")
     model = eq.create_model("opteq-small", in_channels=1)
     with pytest.raises(ValueError, match="does not say what size its images have"):

@@ -1,4 +1,4 @@
-"""Parts of users' own, from a file, a folder, a module or an installed package."""
+"""Imports of user code from a file, a folder, a module or an installed package."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ task: {name: classes-of-mine}
 
 @pytest.fixture
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file; what it registers is forgotten afterwards."""
+    """The file with the parts; registrations are undone afterwards."""
     for registry in (
         model_registry._models,
         data_registry._loaders,
@@ -82,35 +82,36 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("parts_of_mine", None)
 
 
-def test_a_file_brings_parts_that_a_recipe_names(parts: Path) -> None:
+def test_a_recipe_can_name_parts_of_an_imported_file(parts: Path) -> None:
     result = invoke("train", "recipe.yaml", "--import", parts.name, "--output", "run")
     assert result.exit_code == 0, result.output
-    noted = json.loads((parts.parent / "run" / "run.json").read_text())["imports"]
-    assert [item["source"] for item in noted] == ["parts_of_mine.py"]
+    imports = json.loads((parts.parent / "run" / "run.json").read_text())["imports"]
+    assert [item["source"] for item in imports] == ["parts_of_mine.py"]
     assert activations.get_activation("relu-of-mine")(torch.tensor([-1.0, 2.0])).tolist() == [0, 2]
     assert "digits-of-mine" in data.list_datasets()
     assert "classes-of-mine" in tasks.list_tasks()
     assert eq.evaluate("run").samples == 40
-    # In a process that does not know them, a run does not import them by itself.
-    alone = program(parts.parent, "evaluate", "run")
-    assert alone.returncode == 2
-    assert "needs parts_of_mine.py: add --import parts_of_mine.py" in alone.stderr
-    again = program(parts.parent, "--import", "parts_of_mine.py", "evaluate", "run", "--json")
-    assert json.loads(again.stdout)["samples"] == 40, again.stderr
+    # A run does not import the parts by itself.
+    unaware = program(parts.parent, "evaluate", "run")
+    assert unaware.returncode == 2
+    assert "needs parts_of_mine.py, which was not imported" in unaware.stderr
+    assert "add --import parts_of_mine.py" in unaware.stderr
+    aware = program(parts.parent, "--import", "parts_of_mine.py", "evaluate", "run", "--json")
+    assert json.loads(aware.stdout)["samples"] == 40, aware.stderr
 
 
-def test_code_that_has_changed_is_told(parts: Path) -> None:
+def test_changed_code_raises_or_warns(parts: Path) -> None:
     eq.train("recipe.yaml", output="run", imports=parts, device="cpu")
-    model = eq.load("run", imports=[parts.name])  # Imported once.
+    model = eq.load("run", imports=[parts.name])  # already imported
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
     parts.write_text(PARTS + "\n# Changed.\n")
-    with pytest.raises(ImportError, match="changed since it was imported: start Python anew"):
+    with pytest.raises(ImportError, match="changed since it was imported: restart Python"):
         eq.load("run", imports=parts)
     with pytest.warns(plugins.PluginWarning, match="has changed since"):
         eq.load("run")
 
 
-def test_a_folder_and_a_module_are_imported_as_well(
+def test_a_folder_and_a_module_can_be_imported(
     parts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = parts.parent / "package_of_mine"
@@ -119,7 +120,7 @@ def test_a_folder_and_a_module_are_imported_as_well(
     (package / "__init__.py").write_text("from . import models\n")
     refused = invoke("models", "--import", "package_of_mine")
     assert refused.exit_code == 2
-    assert "a folder with a slash, ./package_of_mine" in " ".join(refused.output.split())
+    assert "./package_of_mine for a folder" in " ".join(refused.output.split())
     listed = invoke("--import", "./package_of_mine", "models", "linear-of-mine")
     assert "One layer." in listed.output
     (before,) = plugins.imported()
@@ -151,7 +152,7 @@ def test_a_folder_and_a_module_are_imported_as_well(
         ),
     ],
 )
-def test_an_error_in_a_file_is_told_with_its_line(
+def test_an_error_in_a_file_is_reported_with_its_line(
     content: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -165,16 +166,16 @@ def test_an_error_in_a_file_is_told_with_its_line(
     assert plugins.imported() == []
 
 
-def test_what_cannot_be_imported_is_a_sentence(
+def test_a_failed_import_is_reported_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("json.py").write_text("")
     for source, message in (
-        ("nothing.py", "there is no file nothing.py to import"),
-        ("nothing.here", "there is no module 'nothing.here'"),
-        ("./json.py", "has the name of another module, 'json': rename it"),
-        ("/", "there is no file"),
+        ("nothing.py", "cannot import nothing.py: there is no such file"),
+        ("nothing.here", "cannot import 'nothing.here': there is no such module"),
+        ("./json.py", "there is another module 'json'; rename the file"),
+        ("/", "there is no such file"),
     ):
         result = invoke("models", "--import", source)
         assert result.exit_code == 2, source
@@ -184,8 +185,8 @@ def test_what_cannot_be_imported_is_a_sentence(
     assert "--import needs a file or a module" in missing.output
 
 
-def test_installed_packages_bring_parts_by_an_entry_point(tmp_path: Path) -> None:
-    """They are imported when a name is not known, and a broken one is left out."""
+def test_installed_packages_provide_parts_by_an_entry_point(tmp_path: Path) -> None:
+    """They are imported if a name is not known; broken ones are skipped."""
     (tmp_path / "installed_parts.py").write_text(
         "import torch\nimport equilibria as eq\n\n\n"
         "def register():\n    eq.register_model('installed', torch.nn.Identity)\n"
@@ -196,26 +197,24 @@ def test_installed_packages_bring_parts_by_an_entry_point(tmp_path: Path) -> Non
     (about / "entry_points.txt").write_text(
         "[equilibria.plugins]\nparts = installed_parts:register\nbroken = nowhere_to_be_found\n"
     )
-    found = output_of_python(
+    output = output_of_python(
         f"import sys, warnings; sys.path.append({str(tmp_path)!r}); import equilibria as eq\n"
         "eq.create_model('opteq-small'); print('installed_parts' in sys.modules)\n"
-        "with warnings.catch_warnings(record=True) as told:\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"
         "    print(type(eq.create_model('installed')).__name__, 'installed' in eq.list_models())\n"
-        "print(*[warning.message for warning in told])\n"
+        "print(*[warning.message for warning in caught])\n"
     )
-    first, second, warned = found.splitlines()
+    first, second, warning = output.splitlines()
     assert first == "False"
     assert second == "Identity True"
-    assert warned.startswith(
-        "the plugin 'broken' (nowhere_to_be_found) is left out: ModuleNotFound"
-    )
+    assert warning.startswith("skipped the plugin 'broken' (nowhere_to_be_found): ModuleNotFound")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="the launcher needs POSIX")
 def test_all_processes_import_the_parts(parts: Path) -> None:
-    words = ["train", "recipe.yaml", "--import", parts.name, "--output", "run", "--devices", "2"]
-    ended = program(parts.parent, *words)
-    assert ended.returncode == 0, ended.stderr
-    assert "by 2 processes" in ended.stdout
+    command = ["train", "recipe.yaml", "--import", parts.name, "--output", "run", "--devices", "2"]
+    result = program(parts.parent, *command)
+    assert result.returncode == 0, result.stderr
+    assert "by 2 processes" in result.stdout

@@ -1,4 +1,4 @@
-"""Numbers outside their natural range are refused, with a suggestion where a unit was mistaken."""
+"""Numbers outside their range raise errors, with a suggestion if a unit was confused."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ GRAY_LEVELS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", GRAY_LEVELS)
-def test_a_number_of_gray_levels_is_refused_and_the_fraction_is_suggested(name: str) -> None:
+def test_gray_levels_raise_and_the_fraction_is_suggested(name: str) -> None:
     with pytest.raises(ValueError, match=GRAY):
         GRAY_LEVELS[name]()
 
 
-def test_a_noise_of_the_whole_range_is_accepted_and_a_measurement_keeps_its_own_unit() -> None:
+def test_a_noise_of_one_and_custom_units_of_a_measurement_are_valid() -> None:
     assert Denoising(noise=1).noise == 1
     assert eq.restoration.Measured(lambda y: 255 * y, noise=25).noise == 25
     restorer = PhotoMinimizer(prior(), noise=25, level=0.1)
-    found = restorer.restore(255 * PICTURE, lambda y: 255 * y, start=PICTURE)
-    assert (found.images - PICTURE).abs().max() < 0.01
+    restored = restorer.restore(255 * PICTURE, lambda y: 255 * y, start=PICTURE)
+    assert (restored.images - PICTURE).abs().max() < 0.01
 
 
 TOLERANCES: dict[str, Callable[[float], Any]] = {
@@ -81,23 +81,23 @@ TOLERANCES: dict[str, Callable[[float], Any]] = {
 
 
 @pytest.mark.parametrize("name", TOLERANCES)
-def test_a_tolerance_that_every_start_satisfies_is_refused(name: str) -> None:
+def test_a_tolerance_of_one_or_more_raises(name: str) -> None:
     with pytest.raises(ValueError, match=r"must be in \(0, 1\) \(a relative residual\), got 5$"):
         TOLERANCES[name](5.0)
 
 
-def test_an_exponent_in_the_place_of_a_tolerance_is_understood() -> None:
+def test_an_exponent_as_a_tolerance_suggests_the_power_of_ten() -> None:
     with pytest.raises(ValueError, match=r"got -4\. Did you mean 1e-4\?"):
         eq.Anderson(tolerance=-4)
 
 
-def test_a_percentage_in_the_place_of_a_share_is_understood() -> None:
+def test_a_percentage_as_a_share_suggests_the_fraction() -> None:
     with pytest.raises(ValueError, match=r"got 10\. Did you mean 10% = 0\.1\?"):
         eq.tasks.Classification(label_smoothing=10)
 
 
 @pytest.mark.parametrize("method", ["pgd", "fgsm"])
-def test_an_l2_distance_within_which_every_image_lies_is_refused(method: str) -> None:
+def test_an_l2_radius_larger_than_the_pixel_range_raises(method: str) -> None:
     model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
     batch = digits.images[:2], digits.labels[:2]
     message = r"eps must be at most 8, .* shape 1×8×8, got 25\. Did you mean 25/255 = 0\.098\?"
@@ -162,7 +162,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_numbers_outside_their_range_are_refused(name: str) -> None:
+def test_other_numbers_outside_their_range_raise(name: str) -> None:
     call, message = OTHERS[name]
     with pytest.raises(ValueError, match=message):
         call()

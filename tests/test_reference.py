@@ -15,43 +15,43 @@ PACKAGES = ["equilibria", *(f"equilibria.{room}" for room in (*ROOMS, "papers.th
 """Packages whose `__all__` is public: the top level, the rooms, and the theory of the papers."""
 
 MOST_NAMES = 303
-"""Distinct public objects of all packages. It may fall; the test says what may raise it."""
+"""Limit on distinct public objects. It may fall; the test states when it may rise."""
 
 WITHOUT = {
     "State": "a type alias",
     "__version__": "a string",
-    "BatchCouplingWarning": "a warning, which says what to do",
-    "NoObjectiveError": "an error, which says what to do",
+    "BatchCouplingWarning": "a warning, which states the remedy",
+    "NoObjectiveError": "an error, which states the remedy",
     "SmoothActivation": "an abstract class; Tanh is one",
     "RidgePrior": "a part of `OpponentPrior`, shown there",
-    "Iterate": "what a `StoppingCriterion` is given, shown there",
-    "NoCertificateError": "an error, which says why",
-    "NoContributionsError": "an error, which says why",
+    "Iterate": "the argument of a `StoppingCriterion`, shown there",
+    "NoCertificateError": "an error, which states the reason",
+    "NoContributionsError": "an error, which states the reason",
     "Method": "the base class of solvers and minimizers",
     "Minimizer": "an abstract class; `Descent` is one",
     "Augmentation": "a type alias; `RandomShift` is one",
-    "DataFileError": "an error, which says what to do",
-    "DownloadError": "an error, which says what to do",
-    "MissingDataError": "an error, which says what to do",
+    "DataFileError": "an error, which states the remedy",
+    "DownloadError": "an error, which states the remedy",
+    "MissingDataError": "an error, which states the remedy",
     "UnreadableImageWarning": "a warning, which names the file",
-    "CheckpointWarning": "a warning, which says what was taken instead",
-    "ClassMap": "what `predict` returns for a model that segments",
-    "DamagedFileError": "an error, which says what to do",
-    "ModelSizeError": "an error, which says what to do",
-    "NonFiniteError": "an error, which says what to do",
-    "ProcessLostError": "an error, which says what to do",
-    "RecipeError": "an error, which says what to do",
-    "RunError": "an error, which says what to do",
+    "CheckpointWarning": "a warning, which names the checkpoint used instead",
+    "ClassMap": "the result of `predict` for segmentation",
+    "DamagedFileError": "an error, which states the remedy",
+    "ModelSizeError": "an error, which states the remedy",
+    "NonFiniteError": "an error, which states the remedy",
+    "ProcessLostError": "an error, which states the remedy",
+    "RecipeError": "an error, which states the remedy",
+    "RunError": "an error, which states the remedy",
     "app": "the program",
     "main": "the program",
-    "PartsError": "an error, which says what to do",
-    "PluginWarning": "a warning, which says what to do",
-    "ExportError": "an error, which says why",
-    "run_server": "it serves until Ctrl-C; `prediction_app` is shown",
-    "RunReport": "what `run_report` returns, shown there",
+    "PartsError": "an error, which states the remedy",
+    "PluginWarning": "a warning, which states the remedy",
+    "ExportError": "an error, which states the reason",
+    "run_server": "it runs until Ctrl-C; `prediction_app` has an example",
+    "RunReport": "the result of `run_report`, shown there",
     "report_page": "shown with `run_report`",
-    "write_report": "what `train` and `reproduce` end with",
-    "generate": "for `equilibria generate`, with the data of the run",
+    "write_report": "the last step of `train` and `reproduce`",
+    "generate": "it needs a run with its data, for `equilibria generate`",
     "carry_out": "it trains the models of a table, for `equilibria reproduce`",
 }
 
@@ -82,7 +82,7 @@ print(len(seen), "names, ", runner.summarize(verbose=False))
 
 
 def test_all_examples_run(tmp_path: Path) -> None:
-    """The examples of internal names run too. The process is separate: some register parts."""
+    """Includes internal names. The process is separate because some examples register parts."""
     command = [sys.executable, "-W", "error", "-c", RUN]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
@@ -90,13 +90,13 @@ def test_all_examples_run(tmp_path: Path) -> None:
     assert int(answer.stdout.split()[0]) > 350
 
 
-def test_every_name_has_an_example() -> None:
-    bare = set()
+def test_public_names_have_an_example() -> None:
+    without = set()
     for package in PACKAGES:
         module = importlib.import_module(package)
         named = {name: getattr(module, name) for name in getattr(module, "__all__", [])}
-        bare |= {name for name, thing in named.items() if ">>>" not in (thing.__doc__ or "")}
-    assert bare == {*WITHOUT}, bare ^ {*WITHOUT}
+        without |= {name for name, thing in named.items() if ">>>" not in (thing.__doc__ or "")}
+    assert without == {*WITHOUT}, without ^ {*WITHOUT}
 
 
 def test_public_names_are_few() -> None:
@@ -111,9 +111,9 @@ def test_public_names_are_few() -> None:
         for thing in [getattr(module, name)]
     }
     assert len(public) <= MOST_NAMES, (
-        f"{len(public)} public names, {MOST_NAMES} before. A name belongs in `__all__` if a guide, "
-        "a tutorial or an example uses it, if users construct it as an argument or receive it as "
-        "a result, if they catch it, or if they subclass or call it to register parts. Import any "
-        "other name from its module, as in `from equilibria.data.survey import Survey`. If the "
-        "new name belongs there, raise MOST_NAMES."
+        f"{len(public)} public names; at most {MOST_NAMES} are allowed. A name belongs in "
+        "`__all__` if a guide, a tutorial or an example uses it, if users construct it as an "
+        "argument or receive it as a result, if they catch it, or if they subclass or call it to "
+        "register parts. Import any other name from its module, as in `from "
+        "equilibria.data.survey import Survey`. If the new name belongs there, raise MOST_NAMES."
     )

@@ -1,4 +1,4 @@
-"""Promises of the repository as a whole."""
+"""Invariants of the whole repository."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import equilibria
 from tests.program import output_of_python
 
 ROOT = Path(__file__).resolve().parents[1]
-# Folders of one particular machine, and package indexes: written so that this file matches neither.
+# Local folders and package indexes. The pattern does not match itself.
 FORBIDDEN = re.compile(
     r"(?<![\w.{}$-])/(?:work|root|home|Users|tmp|opt)/\w|py[p]i\.org|pytorch\.o[r]g/whl"
 )
 
 
 def tracked_texts() -> list[tuple[str, str]]:
-    """Name and text of every file that git knows or would add."""
+    """Return name and text of every file that git tracks or would add."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -40,43 +40,45 @@ def tracked_texts() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("heavy", ["matplotlib", "rich", "scipy", "sklearn", "typer"])
-def test_import_is_light(imported_modules: set[str], heavy: str) -> None:
+def test_importing_the_package_does_not_import_heavy_packages(
+    imported_modules: set[str], heavy: str
+) -> None:
     assert heavy not in imported_modules
 
 
-def test_torch_is_imported_with_the_first_name() -> None:
-    found = output_of_python(
+def test_first_use_of_a_name_imports_torch() -> None:
+    output = output_of_python(
         "import sys, equilibria as eq; print('torch' in sys.modules, hasattr(eq, '__wrapped__'));"
         "print('torch' in sys.modules, 'Anderson' in dir(eq), 'papers' in dir(eq));"
         "eq.Anderson; print('torch' in sys.modules)"
     )
-    assert found.split() == ["False", "False", "False", "True", "True", "True"]
+    assert output.split() == ["False", "False", "False", "True", "True", "True"]
 
 
 @pytest.fixture(scope="module")
 def imported_modules() -> set[str]:
-    """What the names of the window bring in, and the digits, with which most begin."""
+    """Modules that the public names and the digits import."""
     program = "import sys; from equilibria import *; from equilibria.data import load_digits"
     return set(output_of_python(f"{program}; load_digits(); print(*sys.modules)").split())
 
 
-def test_names_are_those_that_type_checkers_see() -> None:
-    """They read the imports that no program runs."""
+def test_type_checkers_see_the_public_names() -> None:
+    """They read the imports under `TYPE_CHECKING`."""
     tree = ast.parse(Path(equilibria.__file__).read_text(encoding="utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    seen = {name.name: str(node.module) for node in imports for name in node.names}
-    for name, module in seen.items():
-        place = importlib.import_module(module)
-        assert getattr(equilibria, name) is getattr(place, name)
-    rooms = {name for name, module in seen.items() if module == "equilibria"}
-    found = {module.name for module in pkgutil.iter_modules(equilibria.__path__)}
-    assert rooms == found - {"__main__", "cli"}
-    assert {*seen} - rooms == {*equilibria.__all__} - {"__version__"}
+    modules = {name.name: str(node.module) for node in imports for name in node.names}
+    for name, module in modules.items():
+        defining = importlib.import_module(module)
+        assert getattr(equilibria, name) is getattr(defining, name)
+    rooms = {name for name, module in modules.items() if module == "equilibria"}
+    existing = {module.name for module in pkgutil.iter_modules(equilibria.__path__)}
+    assert rooms == existing - {"__main__", "cli"}
+    assert {*modules} - rooms == {*equilibria.__all__} - {"__version__"}
     assert equilibria.cli is importlib.import_module("equilibria.cli")
 
 
-def test_the_top_level_has_few_names_and_only_its_own() -> None:
+def test_top_level_has_few_names() -> None:
     assert len(equilibria.__all__) <= 49
     for name in ("L1", "get_adjoint", "nothing_of_this_name"):
         with pytest.raises(AttributeError, match=f"no attribute '{name}'"):
@@ -84,21 +86,21 @@ def test_the_top_level_has_few_names_and_only_its_own() -> None:
 
 
 def packages() -> list[str]:
-    """Every package, the rooms and the rooms within them."""
-    found = pkgutil.walk_packages(equilibria.__path__, "equilibria.")
-    return ["equilibria", *(module.name for module in found if module.ispkg)]
+    """Names of all packages."""
+    modules = pkgutil.walk_packages(equilibria.__path__, "equilibria.")
+    return ["equilibria", *(module.name for module in modules if module.ispkg)]
 
 
 @pytest.mark.parametrize("package", packages())
-def test_everything_that_a_package_names_is_there(package: str) -> None:
+def test_names_in_all_exist_and_are_unique(package: str) -> None:
     module = importlib.import_module(package)
     names = getattr(module, "__all__", [])
     assert not [name for name in names if not hasattr(module, name)]
     assert len(names) == len(set(names))
 
 
-def test_the_package_imports_every_module_of_the_models() -> None:
-    """Code that only tests and documents use does not belong in the models (`papers.theory`)."""
+def test_every_module_of_the_models_is_imported() -> None:
+    """Code that only tests and documents use belongs in `papers.theory`."""
     source = ROOT / "src"
     imported: set[str] = set()
     for path in source.rglob("*.py"):
@@ -120,8 +122,8 @@ def test_version_agrees_with_the_project_file() -> None:
     assert re.search(r"^version: (.+)$", citation, re.M)[1] == equilibria.__version__
 
 
-def test_the_changelog_tells_of_this_version() -> None:
-    """It is the newest one with a date, which is that of the citation."""
+def test_newest_release_in_the_changelog_is_this_version() -> None:
+    """Its date is that of the citation."""
     released = re.findall(r"^## \[([\d.]+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
     citation = (ROOT / "CITATION.cff").read_text()
     date = re.search(r"^date-released: (.+)$", citation, re.M)[1]
@@ -136,25 +138,25 @@ def test_constraints_pin_every_entry() -> None:
     assert any(re.fullmatch(r"torch==\d+\.\d+\.\d+", entry) for entry in entries)
 
 
-def test_no_text_names_a_machine() -> None:
-    found = [
+def test_no_file_names_local_folders_or_package_indexes() -> None:
+    places = [
         f"{name}:{number}: {line.strip()}"
         for name, text in tracked_texts()
         for number, line in enumerate(text.splitlines(), start=1)
         if FORBIDDEN.search(line)
     ]
-    assert found == []
+    assert places == []
 
 
-def test_no_text_holds_the_marks_of_a_merge() -> None:
-    found = [name for name, text in tracked_texts() if re.search(r"^(<{7}|>{7}) ", text, re.M)]
-    assert found == []
+def test_no_file_has_merge_conflict_markers() -> None:
+    files = [name for name, text in tracked_texts() if re.search(r"^(<{7}|>{7}) ", text, re.M)]
+    assert files == []
 
 
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
 )
-def test_the_examples_of_a_page_run(
+def test_examples_of_a_page_run(
     page: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -171,14 +173,14 @@ def test_the_examples_of_a_page_run(
         assert max(len(line) for block in blocks for line in block.splitlines()) <= 72
 
 
-def test_the_readme_is_short_and_names_files_that_exist() -> None:
+def test_readme_is_short_and_links_existing_files() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.split()) <= 700
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
     assert [link for link in links if not (ROOT / link).is_file()] == []
 
 
-def test_the_walks_name_files_and_functions_that_exist() -> None:
+def test_walks_in_the_architecture_name_existing_files_and_functions() -> None:
     package = ROOT / "src" / "equilibria"
     page = (ROOT / "docs" / "architecture.md").read_text()
     walks = page[page.index("## Four walks") : page.index("### What is converted")]
@@ -195,11 +197,11 @@ def test_the_walks_name_files_and_functions_that_exist() -> None:
     assert missing == []
 
 
-def test_the_compiler_is_not_imported_before_it_is_used(imported_modules: set[str]) -> None:
+def test_importing_the_package_does_not_import_the_compiler(imported_modules: set[str]) -> None:
     """`torch.compiler.disable` as a decorator would double the time of `import equilibria`."""
     assert "torch._dynamo" not in imported_modules
 
 
-def test_pictures_of_the_documents_are_small() -> None:
+def test_pictures_in_the_documents_are_small() -> None:
     for path in sorted((ROOT / "docs").rglob("*.[ps][nv]g")):
         assert path.stat().st_size < 160_000, path

@@ -24,7 +24,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def copy_project(folder: Path) -> None:
-    """Copy what describes the package, without its sources."""
+    """Copy the files that describe the package, without its sources."""
     pytest.importorskip("setuptools", minversion="77")
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
@@ -54,23 +54,23 @@ def description_on_pypi(folder: Path) -> str:
         return file.read().decode().split("\n\n", 1)[1]
 
 
-def test_the_description_on_pypi_has_no_broken_picture_and_no_relative_link(
+def test_description_on_pypi_has_no_pictures_and_no_relative_links(
     tmp_path: Path,
 ) -> None:
-    """It began with "!A noisy photograph": the filter of links took the picture for a link."""
+    """A picture is not a link: removing links left "!A noisy photograph" at the top."""
     copy_project(tmp_path)
     description = description_on_pypi(tmp_path)
     prose = re.sub(r"^```.*?^```$", "", description, flags=re.DOTALL | re.MULTILINE)
     assert description.startswith("# Equilibria")
     assert "## Install" in prose
     assert "import equilibria as eq" in description
-    assert not re.search(r"^!", prose, flags=re.MULTILINE), "what is left of a picture"
+    assert not re.search(r"^!", prose, flags=re.MULTILINE), "remains of a picture"
     assert not re.search(r"\]\((?!https?:)", prose), "a relative link"
     assert not re.search(r"</?(picture|source|img)\b|src(set)?=|docs/images", prose)
     assert not re.search(r"^\*(?!\*)", prose, flags=re.MULTILINE), "a caption without its picture"
 
 
-def test_the_description_keeps_code_and_links_to_other_sites(tmp_path: Path) -> None:
+def test_description_keeps_code_and_external_links(tmp_path: Path) -> None:
     copy_project(tmp_path)
     code = "```python\nsolutions[0](docs)\n```"
     kept = "See [the paper](https://example.org) ![a badge](https://example.org/badge.svg).\n"
@@ -83,8 +83,8 @@ def test_the_description_keeps_code_and_links_to_other_sites(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
-    """Recipes, tables of the papers, catalogs and templates among them."""
+def test_wheel_contains_every_file_of_the_package(tmp_path: Path) -> None:
+    """This includes recipes, tables of the papers, catalogs and templates."""
     with ZipFile(build_wheel(tmp_path)) as archive:
         packed = {name for name in archive.namelist() if name.startswith("equilibria/")}
     source = tmp_path / "src"

@@ -232,8 +232,8 @@ def table_errors(places: Sequence[Place], accepted: Sequence[Accepted] = ACCEPTE
 
 def files(paths: Sequence[Path]) -> list[Path]:
     """Return the Python and Markdown files at paths, or below them."""
-    every = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
-    return sorted(file for file in every if file.suffix in (".py", ".md") and file.is_file())
+    candidates = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
+    return sorted(file for file in candidates if file.suffix in (".py", ".md") and file.is_file())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -249,17 +249,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else str(file)
         if name not in EXCLUDED:
             places += places_in(name, file.read_text(encoding="utf-8"))
-    left = rejected(places)
+    remaining = rejected(places)
     # A part of the repository says nothing about entries for other parts.
     errors = [] if options.paths else table_errors(places)
     allowed = 0 if options.paths else ALLOWED
     advice = {phrase.name: phrase.advice for phrase in PHRASES} | NAMES
-    if len(left) > allowed or options.paths:
-        for name, count in Counter(place.phrase for place in left).most_common():
+    if len(remaining) > allowed or options.paths:
+        for name, count in Counter(place.phrase for place in remaining).most_common():
             print(f"{count:6d}  {name}: {advice[name]}")
-        print(*left[: options.most], sep="\n")
-    print(*errors, f"{len(left)} places; {allowed} are allowed", sep="\n")
-    return int(bool(errors) or len(left) > allowed)
+        print(*remaining[: options.most], sep="\n")
+    print(*errors, f"{len(remaining)} places; {allowed} are allowed", sep="\n")
+    return int(bool(errors) or len(remaining) > allowed)
 
 
 def _covers(entry: Accepted, place: Place) -> bool:

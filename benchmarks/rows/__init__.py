@@ -1,4 +1,4 @@
-"""The rows, topic by topic. A row is added to the `ROWS` of its topic's module."""
+"""The rows of all topics. New rows go into the `ROWS` of the module of their topic."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Backward passes to a relative residual of 1e-6 of the adjoint system (I − Jᵀ)u = g.
 
-The equilibrium is given to both sides, solved to 1e-6 before the clock starts; what is timed is
-the gradient in the input and the parameters for a random g. The residual that is checked is that
-of u itself, read through a probe (`ProbedCell`), and the gradient that was timed must be the one
-that belongs to u.
+Both sides get the equilibrium, solved to 1e-6 before the timing. The gradient in the input and the
+parameters for a random g is timed. The check computes the residual of u, which a probe reads
+(`ProbedCell`); the timed gradient must be the pull-back of u.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from benchmarks import checks, ours, peer
 from benchmarks.cells import ProbedCell
-from benchmarks.contest import Candidate, Settings, fight
+from benchmarks.contest import Candidate, Settings, compare
 from benchmarks.problems import Problem
 from benchmarks.results import Duel
 from benchmarks.rows import forward
@@ -27,7 +26,7 @@ from benchmarks.rows.row import Row
 TOLERANCE = 1e-6
 FORWARD_TOLERANCE = 1e-5
 AGREEMENT = 1e-4
-"""How far the timed gradient may be from the one of the adjoint that was checked."""
+"""Largest relative distance of the timed gradient from that of the checked adjoint."""
 
 
 def measure(
@@ -35,7 +34,7 @@ def measure(
 ) -> Iterator[Duel]:
     problem = make(settings)
     gradient = equal_gradients(problem)
-    # The peer's residual relative to ‖u‖ is another one: its absolute one is what is asked for.
+    # The peer's relative residual is relative to ‖u‖ instead of ‖g‖, so use its absolute one.
     default = replace(
         peer.default_settings(problem, FORWARD_TOLERANCE)[-1],
         backward_tolerance=TOLERANCE * float(gradient[0].norm()),
@@ -55,21 +54,21 @@ def measure(
         "rewritten": tuned(rewritten=True),
         "default": [[peer_candidate(problem, default, gradient)]],
     }
-    found = fight({name: side for name, side in sides.items() if side}, TOLERANCE, settings)
+    results = compare({name: side for name, side in sides.items() if side}, TOLERANCE, settings)
     yield Duel(
         row=f"{problem.name}, backward to {TOLERANCE:.0e}",
         topic="backward",
         wanted=TOLERANCE,
         aim_tuned=aim,
-        **found,
+        **results,
     )
 
 
 def equal_gradients(problem: Problem) -> Tensor:
-    """A random g with entries of size 1 and the same norm in every sample.
+    """Return a random g with entries of size 1 and the same norm for every sample.
 
-    Entries of size 1 are kind to the peer: the ridge of its Anderson is absolute, and in a small g
-    would drown the residuals.
+    The size favors the peer: the ridge of its Anderson is absolute and would dominate the residuals
+    of a small g.
     """
     gradient = torch.randn(problem.solution.shape, generator=torch.Generator().manual_seed(1))
     norms = gradient.flatten(1).norm(dim=1)
@@ -141,7 +140,7 @@ def _error(
     adjoint: Callable[[], tuple[Tensor, Tensor, Tensor]],
     timed: list[Tensor],
 ) -> float:
-    """The residual of the adjoint; infinite where the timed gradient is not the adjoint's."""
+    """Return the residual of the adjoint, or infinity if the timed gradient is another one."""
     x, state, u = adjoint()
     expected = checks.pulled_back(problem.cell, x, state, u)
     if checks.gradient_error(timed, expected) > AGREEMENT:

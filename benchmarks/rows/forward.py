@@ -1,7 +1,7 @@
 """Forward solves to a given relative residual.
 
-Every contestant starts at zero and must bring every sample to the tolerance; the time holds all
-that a user pays, `inject` included on both sides.
+Every contestant starts at zero and must bring every sample to the tolerance. The time includes
+`inject` on both sides.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks import checks, ours, peer, problems
-from benchmarks.contest import Candidate, Ladder, Settings, fight
+from benchmarks.contest import Candidate, Ladder, Settings, compare
 from benchmarks.problems import Problem
 from benchmarks.results import Duel
 from benchmarks.rows.row import Row
@@ -24,16 +24,16 @@ TOLERANCES = (1e-3, 1e-5)
 def solve_duel(
     problem: Problem, tolerance: float, settings: Settings, *, row: str, topic: str, **aims: Any
 ) -> Duel:
-    """Ours and the peer's, from zero to `tolerance`."""
+    """Compare solves from zero to `tolerance`."""
     sides = {
         "ours": [[our_candidate(problem, tolerance)]],
         "tuned": tuned_ladders(problem, tolerance),
         "rewritten": tuned_ladders(problem, tolerance, rewritten=True),
         "default": [default_ladder(problem, tolerance)],
     }
-    found = fight({name: side for name, side in sides.items() if side}, tolerance, settings)
+    results = compare({name: side for name, side in sides.items() if side}, tolerance, settings)
     facts = {"shape": list(problem.x.shape), "nonzero_share": round(problem.nonzero_share, 3)}
-    return Duel(row=row, topic=topic, wanted=tolerance, **found, **aims, details=facts)
+    return Duel(row=row, topic=topic, wanted=tolerance, **results, **aims, details=facts)
 
 
 def our_candidate(problem: Problem, tolerance: float, solver: str | None = None) -> Candidate:

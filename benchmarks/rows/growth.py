@@ -1,6 +1,6 @@
-"""How time and memory grow with the size of a convolution: along batch, channels, resolution.
+"""Growth of time and memory with batch size, channels, and resolution of a convolution.
 
-Of time a solve to 1e-4 is measured, of memory the peak of a training step, as in the row on memory.
+Measures the time of a solve to 1e-4, and the peak memory of a training step as in `memory`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from benchmarks.rows.row import Row
 
 TOLERANCE = 1e-4
 NORM = 0.95
-CENTRE = {"batch": 32, "channels": 32, "size": 32}
+CENTER = {"batch": 32, "channels": 32, "size": 32}
 POINTS = {"batch": (8, 32, 128, 512), "channels": (16, 32, 64), "size": (16, 32, 64)}
-QUICK_CENTRE = {"batch": 4, "channels": 8, "size": 8}
+QUICK_CENTER = {"batch": 4, "channels": 8, "size": 8}
 QUICK_POINTS = {"batch": (4, 8), "channels": (8, 16), "size": (8, 16)}
 
 
 def shapes(settings: Settings) -> Iterator[dict[str, int]]:
-    """The axes, which cross in one point: it comes once."""
-    center = QUICK_CENTRE if settings.quick else CENTRE
+    """Yield the points of the axes. The point where they cross comes once."""
+    center = QUICK_CENTER if settings.quick else CENTER
     points = QUICK_POINTS if settings.quick else POINTS
     seen: set[tuple[int, ...]] = set()
     for axis, values in points.items():
@@ -43,7 +43,7 @@ def measure(settings: Settings) -> Iterator[Duel]:
 
 
 def measure_memory(settings: Settings) -> Iterator[Duel]:
-    # Each point is three processes.
+    # Each point takes three processes.
     for shape in list(shapes(settings))[: 2 if settings.quick else None]:
         sizes = (shape["channels"], shape["size"], shape["batch"])
         yield Duel(
@@ -65,7 +65,7 @@ ROWS = (
     Row("growth", "a conv solve to 1e-4 along batch, channels and resolution", measure),
     Row(
         "growth-memory",
-        "peak memory of a training step along the same",
+        "peak memory of a training step along batch, channels and resolution",
         measure_memory,
         depends_on_seed=False,
     ),

@@ -1,8 +1,8 @@
-"""The peak memory of a training step, each contestant in a process of its own.
+"""Peak memory of a training step; each contestant runs in a separate process.
 
-The default solver and the leanest one of ours, against the peer's implicit gradient with
-fixed-point iteration, the leanest of its solvers: as a Function (its default) and as a hook, which
-its documentation recommends for memory.
+Compares our default solver and the one that needs the least memory with the peer's implicit
+gradient and fixed-point iteration, the peer's solver that needs the least. The peer computes the
+gradient in a Function (its default) or in a hook, which its documentation recommends for memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def measure(settings: Settings) -> Iterator[Duel]:
     tuned = probe("peer:hook_ift", "fixed_point_iter, hook_ift", shape)
     default = probe("peer:ift", "fixed_point_iter, ift", shape)
     solvers = [ours.default_name("solver")]
-    # A process for each takes seconds to start.
+    # Each process takes seconds to start.
     for solver in solvers if settings.quick else [*solvers, LEANEST]:
         yield Duel(
             row=f"training step, peak memory, {solver}",
@@ -53,12 +53,12 @@ def probe(contestant: str, label: str, shape: tuple[int, ...]) -> Measured:
     )
     if answer.returncode != 0:
         raise RuntimeError(f"the memory probe of {contestant} failed:\n{answer.stderr}")
-    found = json.loads(answer.stdout.splitlines()[-1])
+    result = json.loads(answer.stdout.splitlines()[-1])
     return Measured(
         label=label,
-        value=found["mebibytes"],
-        error=found["error"],
-        reached=found["error"] <= SLACK * TOLERANCE,
+        value=result["mebibytes"],
+        error=result["error"],
+        reached=result["error"] <= SLACK * TOLERANCE,
     )
 
 

@@ -1,4 +1,4 @@
-"""A batch in which one sample is hard: the time until every sample is at 1e-4."""
+"""Time to bring every sample to 1e-4 if one sample of the batch is hard."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a solver costs beyond the map it iterates: time per evaluation ÷ time of the bare map.
+"""Overhead of solvers: time per evaluation ÷ time of the bare map.
 
-The bare map is y ← T(y) in a loop, in the faster of the two memory formats, as the cell computes it
-or written by hand, whichever is the faster. Every solver gets a tolerance out of reach, so that it
-makes the same number of evaluations.
+The bare map is y ← T(y) in a loop, computed by the cell or written by hand, in either memory
+format; the fastest version counts. No solver can reach its tolerance, so all make the same number
+of evaluations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.timing import interleaved_medians
 
 EVALUATIONS = 20
 NEVER = eq.solvers.RelativeResidual(1e-300)
-"""A stopping criterion below all rounding: each solve makes all evaluations."""
+"""Stopping criterion that rounding never reaches."""
 AIMS = {"anderson": 1.3, "accelerated": 1.15}
 
 
@@ -55,7 +55,7 @@ def measure(make: Callable[[Settings], Problem], settings: Settings) -> Iterator
 
 
 def _iterating_solvers() -> list[str]:
-    """All but descent: with a tolerance out of reach it ends in a search among rounding errors."""
+    """Names of all solvers except descent, which searches among rounding errors here."""
     return [name for name in eq.solvers.list_solvers() if name != "descent"]
 
 
@@ -90,7 +90,7 @@ def _iterate_by_hand(by_hand: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> 
 def _our_run(problem: Problem, name: str) -> Callable[[], int]:
     solver = eq.solvers.get_solver(name, stop=NEVER, max_iterations=EVALUATIONS)
     layer = eq.EquilibriumLayer(cell=problem.cell, solver=solver)
-    # In evaluation mode the first failure would warn, and every solve here runs out of iterations.
+    # In evaluation mode the first failure would warn; all solves here run out of iterations.
     layer.train()
     return lambda: layer.solve(problem.x).evaluations
 
@@ -111,7 +111,7 @@ def _peer_run(problem: Problem, name: str) -> Callable[[], int]:
 
 
 def _row(make: Callable[[Settings], Problem]) -> Row:
-    about = f"time per evaluation of every iteration ÷ the bare map: {make.__name__}"
+    about = f"time per evaluation of every solver ÷ the bare map: {make.__name__}"
     return Row(f"overhead-{make.__name__}", about, partial(measure, make), needs_peer=False)
 
 

@@ -1,4 +1,4 @@
-"""What a row of the suite is."""
+"""Definition of a row of the suite."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from benchmarks.results import Result
 
 @dataclass(frozen=True)
 class Row:
-    """A name to ask for it by, what it measures in one line, and the measurement."""
+    """A row: its name, a line about it, and the measurement."""
 
     name: str
     about: str
     measure: Callable[[Settings], Iterable[Result]]
     needs_peer: bool = True
     depends_on_seed: bool = True
-    """Whether other weights and inputs could give another result: memory is what it is."""
+    """Whether the result depends on random weights and inputs. Memory does not."""

@@ -1,10 +1,10 @@
 """A whole training step, forward and backward, at equal error of the gradient.
 
-Each contestant gets ladders of tolerances; the first rung on which the gradient in the input and
-in every parameter is as near to a float64 reference as asked counts, and the cheapest of these
-settings is timed. The ladders are the same for both: the backward tolerance is 1, 10 or 100 times
-the forward one. The peer tries every pair of its Anderson and fixed-point iteration (Broyden, never
-the fastest in the other rows, would triple the search) and both of its implicit gradients.
+Each contestant gets the same ladders of tolerances: the backward tolerance is 1, 10 or 100 times
+the forward tolerance. On each ladder, the loosest tolerance counts whose gradient in the input and
+in every parameter is close enough to a float64 reference. The fastest of these settings are timed.
+The peer tries every pair of its Anderson and fixed-point iteration, and both of its implicit
+gradients. Its Broyden is left out because it is never the fastest in the other rows.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from benchmarks import checks, ours, peer
-from benchmarks.contest import Candidate, Ladder, Settings, choose, fight, quiet_solves
+from benchmarks.contest import Candidate, Ladder, Settings, choose, compare, quiet_solves
 from benchmarks.problems import Problem
 from benchmarks.results import Duel
 from benchmarks.rows import forward
 from benchmarks.rows.row import Row
 
 ERRORS = (3e-3, 1e-3)
-"""Of the gradient. One ReLU of a million that is on where it should be off is an error of 1e-3 in
-the gradient of the input: at the second mark a single unit decides, at the first some ten do."""
+"""Relative errors of the gradient. One wrong ReLU in a million is an error of 1e-3 in the gradient
+of the input, so a single unit decides the second row, and about ten the first."""
 TOLERANCES = tuple(10 ** (-2 - step / 4) for step in range(17))
-"""1e-2 to 1e-6 in quarters of a decade: a coarser ladder would decide the row by its rungs."""
+"""1e-2 to 1e-6 in quarters of a decade. With coarser steps, the ladder would decide the row."""
 BACKWARD_FACTORS = (1, 10, 100)
 TRIAL_TOLERANCE = 1e-3
 SOLVERS = ("anderson", "fixed_point_iter")
@@ -47,19 +47,19 @@ def measure(make: Callable[[Settings], Problem], settings: Settings) -> Iterator
         "default": task.default_ladders(),
     }
     for error in ERRORS:
-        found = fight({name: side for name, side in sides.items() if side}, error, settings)
+        results = compare({name: side for name, side in sides.items() if side}, error, settings)
         yield Duel(
             row=f"{problem.name}, training step, gradient to {error:.0e}",
             topic="training",
             wanted=error,
             aim_tuned=0.45,
             details={"one_step_gradient_error_of_peer": task.one_step_error()},
-            **found,
+            **results,
         )
 
 
 def square_loss(problem: Problem) -> checks.Loss:
-    """½‖y − t‖², averaged over the batch, with a random target t."""
+    """Return the loss ½‖y − t‖², averaged over the batch, with a random target t."""
     target = torch.randn(problem.solution.shape, generator=torch.Generator().manual_seed(2))
 
     def loss(state: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def square_loss(problem: Problem) -> checks.Loss:
 
 
 class Task:
-    """A problem with a loss, and the exact gradient."""
+    """A problem with a loss and a reference gradient."""
 
     def __init__(self, problem: Problem, loss: checks.Loss, reference: Sequence[Tensor]) -> None:
         self.problem = problem
@@ -125,7 +125,7 @@ class Task:
         )
 
     def tuned_ladders(self, gradients: Sequence[str], *, rewritten: bool = False) -> list[Ladder]:
-        """Every pair of solvers, in the layout that is fastest for the first of the pair."""
+        """Return ladders for every pair of solvers, in the fastest layout of the forward solver."""
         layouts = self._fastest_layouts(rewritten)
         ladders = []
         for solver, backward_solver, gradient in itertools.product(layouts, layouts, gradients):
@@ -142,13 +142,13 @@ class Task:
         return ladders
 
     def default_ladders(self) -> list[Ladder]:
-        """Plain iteration and absolute stopping both ways; `ift`, as one step misses the mark."""
+        """Return ladders of plain iteration with absolute stopping and the gradient `ift`."""
         base = peer.default_settings(self.problem, 1.0)[-1]
         scales = (base.tolerance, self.gradient_scale)
         return [self._peer_ladder(base, rungs, scales) for rungs in _ladders()]
 
     def one_step_error(self) -> float:
-        """What the peer's default gradient, a phantom of one step, misses the true one by."""
+        """Return the error of the peer's default gradient, a phantom gradient of one step."""
         setting = replace(peer.default_settings(self.problem, 1e-5)[-1], gradient="one_step")
         return self.error(self.step(peer.Peer(self.problem, setting).equilibrium))
 
@@ -181,7 +181,7 @@ class Task:
 
 
 def _ladders() -> list[list[tuple[float, float]]]:
-    """(forward tolerance, backward tolerance), from loose to tight, for each factor."""
+    """Pairs (forward tolerance, backward tolerance) from loose to tight, for each factor."""
     pairs = [[(t, factor * t) for t in TOLERANCES] for factor in BACKWARD_FACTORS]
     return [[(t, backward) for t, backward in ladder if backward < 1] for ladder in pairs]
 

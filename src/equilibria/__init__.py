@@ -1,14 +1,14 @@
 """Equilibria: networks whose output is the minimizer of an explicit hidden objective.
 
-These are the names that most programs need; the rest is in the rooms, as `eq.energies.L1`,
-`eq.solvers.SAM` or `eq.operators.SeparableConv2d`.
+This package contains the most common names. All others are in its subpackages, for example
+`eq.energies.L1`, `eq.solvers.SAM` or `eq.operators.SeparableConv2d`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    # For type checkers; a program imports a name when it first uses it, and torch with it.
+    # For type checkers. At run time, names (and torch) are imported when they are first used.
     from equilibria import activations as activations
     from equilibria import certificates as certificates
     from equilibria import context as context
@@ -146,11 +146,11 @@ _ROOMS = (
     "papers",
     "cli",
 )
-"""In the order of their dependencies, so that finding a name imports as few rooms as possible."""
+"""Subpackages in the order of their dependencies, so that a name lookup imports few of them."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a room, or a public name from its room, when it is first used."""
+    """Import a subpackage, or a public name from its subpackage, when it is first used."""
     if name in _ROOMS:
         return import_module(f"equilibria.{name}")
     for room in _ROOMS if name in __all__ else ():

@@ -1,4 +1,4 @@
-"""`python -m equilibria`."""
+"""Entry point of `python -m equilibria`."""
 
 from equilibria.cli import main
 

@@ -1,4 +1,4 @@
-"""The images that a model expects (`ImageSpec`), and how a file gets their size (`Framing`)."""
+"""Description of the images that a model expects, and the framing of image files to their size."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ if TYPE_CHECKING:
 
 LARGEST_FRAME = 2**26
 """Largest number of pixels of an image for a model."""
-MOST_SCALED = 16
-"""Largest size of a scaled image, in frames, that is computed before the frame is cut out."""
+MAX_SCALED_FRAMES = 16
+"""Largest scaled image, in units of the frame, that is computed as a whole before cropping."""
 
 Kind: TypeAlias = Literal["classification", "segmentation", "episodes", "unlabelled"]
 
 
 @dataclass(frozen=True)
 class Framing:
-    """A transformation of images of any size to one size.
+    """Transformation of images of any size to a fixed size.
 
-    An image is scaled, keeping its proportions, until it covers `cover`; then the center is cut
-    out.
+    Scales an image to cover `cover`, keeping its proportions, and crops the center to `size`.
 
     Attributes:
-        size: Height and width of the result. None leaves images as they are on disk.
-        cover: Height and width to cover before the center is cut out; `size` if None.
+        size: Height and width of the result. None leaves images unchanged.
+        cover: Height and width to cover before cropping; by default `size`.
 
     Examples:
         >>> eq.data.Framing(size=(32, 32))
@@ -42,36 +41,44 @@ class Framing:
         for sides in (self.size, self.cover):
             if sides is not None and math.prod(sides) > LARGEST_FRAME:
                 raise ValueError(
-                    f"a frame of {sides[0]:,}×{sides[1]:,} pixels is larger than the "
-                    f"{LARGEST_FRAME:,} that are allowed: give a smaller size"
+                    f"size must be at most {LARGEST_FRAME:,} pixels, got "
+                    f"{sides[0]:,}×{sides[1]:,}; choose a smaller size"
                 )
 
     @classmethod
     def make(cls, size: int | Sequence[int] | None, resize: int | None = None) -> Framing:
-        """Make a framing from a size and a length of the shorter side.
+        """Create a framing from a size and a length of the shorter side.
 
-        `Framing.make(224, resize=256)` is the usual way to test on ImageNet.
+        `Framing.make(224, resize=256)` is the standard test transformation for ImageNet.
 
         Args:
-            size: A side, or height and width. None leaves images as they are on disk.
-            resize: Length that the shorter side is scaled to before the center is cut out.
+            size: Side of a square, or height and width, in pixels. None leaves images unchanged.
+            resize: Length in pixels to which the shorter side is scaled before cropping.
+
+        Raises:
+            ValueError: If the size is not positive or too large, or does not fit into `resize`.
         """
         if size is None:
             if resize is not None:
-                raise ValueError("resize needs a size to cut out: give both, or neither")
+                raise ValueError(f"resize={resize} needs a size to crop to: give both or neither")
             return cls()
         height, width = (size, size) if isinstance(size, int) else tuple(size)
         if min(height, width) < 1:
-            raise ValueError(f"an image has at least one pixel, not {height}×{width}")
+            raise ValueError(f"size must be at least one pixel, got {height}×{width}")
         if resize is not None and resize < max(height, width):
             raise ValueError(
-                f"the shorter side, scaled to {resize}, does not hold {height}×{width}: "
-                f"set resize to at least {max(height, width)}"
+                f"resize must be at least {max(height, width)} to crop {height}×{width} pixels, "
+                f"got {resize}"
             )
         return cls((height, width), None if resize is None else (resize, resize))
 
     def apply(self, image: Image, *, is_map: bool = False) -> Image:
-        """Frame an image. A map of labels (`is_map`) is scaled without interpolation."""
+        """Scale and crop an image.
+
+        Args:
+            image: The image.
+            is_map: Whether the image is a label map, which is scaled without interpolation.
+        """
         from PIL.Image import Resampling
 
         if self.size is None:
@@ -81,14 +88,14 @@ class Framing:
         left, top = (scaled[0] - width) // 2, (scaled[1] - height) // 2
         box = (left, top, left + width, top + height)
         how = Resampling.NEAREST if is_map else Resampling.BILINEAR
-        if math.prod(scaled) > MOST_SCALED * math.prod(self.cover or self.size):
+        if math.prod(scaled) > MAX_SCALED_FRAMES * math.prod(self.cover or self.size):
             return _resized_part(image, scaled, box, how)
         if scaled != image.size:
             image = image.resize(scaled, how)
         return image.crop(box)
 
     def region(self, image: Image) -> Image:
-        """Cut out the part that `apply` keeps, in the resolution of the image."""
+        """Return the part of an image that `apply` keeps, at the original resolution."""
         if self.size is None:
             return image
         scaled_width, scaled_height = self._scaled(image)
@@ -98,9 +105,9 @@ class Framing:
         return image.crop((left, top, left + width, top + height))
 
     def needed(self, image: Image) -> tuple[int, int]:
-        """Return a width and height to decode: twice the detail that remains after framing.
+        """Return the width and height at which to decode an image: twice the final resolution.
 
-        They are at most those of the image, and hold for every EXIF orientation.
+        At most the size of the image. The result holds for every EXIF orientation.
         """
         if self.size is None:
             return image.size
@@ -109,11 +116,11 @@ class Framing:
         return round(image.width * scale), round(image.height * scale)
 
     def _scaled(self, image: Image) -> tuple[int, int]:
-        """Return the width and height at which the image covers the frame."""
+        """Return the width and height of the image scaled to cover the frame."""
         assert self.size is not None
         height, width = self.cover or self.size
         scale = max(width / image.width, height / image.height)
-        # Rounding must not leave the image a pixel short of what is cut out.
+        # Rounding must not make the image one pixel smaller than the crop.
         return max(width, round(image.width * scale)), max(height, round(image.height * scale))
 
 
@@ -122,14 +129,14 @@ def _resized_part(
 ) -> Image:
     """Return the part `box` of the image resized to `scaled`, without computing the rest.
 
-    The result may differ from resizing first by a gray level, because positions are rounded.
+    The result may differ by one gray level from resizing the whole image, because of rounding.
     """
     inner: list[float] = [0.0] * 4
     outer = [0] * 4
     for axis in (0, 1):
         length, pixel = image.size[axis], image.size[axis] / scaled[axis]
         start, end = box[axis] * pixel, box[axis + 2] * pixel
-        # Bilinear interpolation reads up to one pixel of the coarser grid beyond the part.
+        # Bilinear interpolation reads up to one pixel of the coarser grid outside of the part.
         margin = max(1.0, pixel) + 1
         low = max(0, math.floor(start - margin))
         outer[axis], outer[axis + 2] = low, min(length, math.ceil(end + margin))
@@ -144,10 +151,19 @@ AS_ON_DISK = Framing()
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSpec:
-    """Description of the images that a model expects, to use it without its training data.
+    """Description of the images that a model expects, for use without its training data.
 
-    A model keeps its specification as `model.images`. A run folder and a packed file store it
-    under the key "images".
+    A model has its specification as `model.images`. Run folders and packed files store it under
+    the key "images".
+
+    Attributes:
+        class_names: Names of the classes.
+        image_shape: Channels, height and width.
+        frame: Transformation of image files to that height and width.
+        normalization: Mean and standard deviation per channel, applied by the first layer, or None.
+        names_classes: Whether the model predicts one of the classes, per image or per pixel.
+        kind: Kind of data set that the model was trained on.
+        ignore_index: Label of pixels without a class.
 
     Examples:
         >>> images = eq.load("digits-opteq").images
@@ -157,17 +173,11 @@ class ImageSpec:
 
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
-    """Channels, height and width."""
     frame: Framing
-    """How image files are brought to that height and width."""
     normalization: tuple[Any, Any] | None
-    """Mean and standard deviation of each channel, which the first layer applies, or None."""
     names_classes: bool
-    """Whether the model predicts one of the classes, for an image or for each pixel."""
     kind: Kind
-    """The kind of data set that the model was trained on."""
     ignore_index: int | None = None
-    """The label of pixels without a class."""
 
     @property
     def num_classes(self) -> int:
@@ -180,12 +190,15 @@ class ImageSpec:
         return self.image_shape[0] == 1
 
     def as_data(self) -> dict[str, Any]:
-        """Return what a run folder stores."""
+        """Return the specification as plain data, the format of run folders."""
         return asdict(self)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> ImageSpec:
-        """Read what a run folder stores.
+        """Create a specification from the data of a run folder.
+
+        Args:
+            data: Result of `as_data`, possibly read from JSON.
 
         Raises:
             pydantic.ValidationError: If a value is missing or has another type.
@@ -196,9 +209,10 @@ class ImageSpec:
 
 
 def images_of(model: nn.Module) -> ImageSpec | None:
-    """Return what a model expects of images, or None if the model does not say.
+    """Return the image specification of a model, or None if it has none.
 
-    Any module may have the attribute `images`; only an `ImageSpec` counts.
+    Args:
+        model: Any module. An attribute `images` that is not an `ImageSpec` is ignored.
 
     Examples:
         >>> eq.models.images_of(torch.nn.Linear(2, 2)) is None

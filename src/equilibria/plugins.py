@@ -1,7 +1,8 @@
-"""Parts of users' own, such as models and data sets: code that registers them when it is imported.
+"""Plugins: import of user code that registers models, data sets and other parts.
 
-A user names it (`--import`, `import_parts`), or an installed package does, in the entry-point group
-`equilibria.plugins`. A run remembers what was imported by name, and never imports anything itself.
+Users import such code with `--import` or `import_parts`. Installed packages provide it in the
+entry-point group `equilibria.plugins`. A run records what was imported by name, but never imports
+anything itself.
 """
 
 from __future__ import annotations
@@ -28,16 +29,20 @@ GROUP = "equilibria.plugins"
 
 
 class PartsError(ImportError):
-    """Code of a user's own that cannot be imported, or was not."""
+    """Error for user code that cannot be imported, or that a run needs and was not imported."""
 
 
 class PluginWarning(UserWarning):
-    """A plugin was left out, or is not what it was."""
+    """Warning that a plugin was skipped, or that user code has changed since a training run."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What was imported: as the user named it, and the checksum of its code.
+    """Record of imported user code.
+
+    Attributes:
+        source: File, folder or module, as the user wrote it.
+        sha256: Checksum of the code.
 
     Examples:
         >>> from pathlib import Path
@@ -61,7 +66,7 @@ _imported: dict[str, Parts] = {}
 
 
 def imported() -> list[Parts]:
-    """What users have imported into this process by name, in that order.
+    """Return records of the user code imported into this process, in the order of import.
 
     Examples:
         >>> all(isinstance(parts, eq.plugins.Parts) for parts in eq.plugins.imported())
@@ -71,10 +76,15 @@ def imported() -> list[Parts]:
 
 
 def import_parts(sources: str | Path | Iterable[str | Path]) -> None:
-    """Import code that registers parts of a user's own; again is the same as once.
+    """Import user code that registers parts; repeated imports have no effect.
 
-    sources: a file (`parts.py`), a folder with an `__init__.py` (`./parts`), a module by its dotted
-        name (`my_package.parts`), or several of them.
+    Args:
+        sources: A file (`parts.py`), a folder with an `__init__.py` (`./parts`), a module
+            (`my_package.parts`), or several of them.
+
+    Raises:
+        PartsError: If the code cannot be imported, or has changed since it was imported.
+        FileNotFoundError: If a file does not exist.
 
     Examples:
         >>> from pathlib import Path
@@ -89,15 +99,22 @@ def import_parts(sources: str | Path | Iterable[str | Path]) -> None:
         module = _import_path(Path(name)) if _is_path(name) else _import_module(name)
         parts = Parts(name, _checksum(module))
         if _imported.get(parts.module, parts).sha256 != parts.sha256:
-            raise PartsError(f"{name} has changed since it was imported: start Python anew")
+            raise PartsError(f"{name} has changed since it was imported: restart Python")
         _imported[parts.module] = parts
 
 
 def require(needed: Iterable[Parts], whose: str) -> None:
-    """Refuse to go on without code that was not imported; warn where it has changed since.
+    """Raise an error if user code was not imported; warn if it has changed.
+
+    Args:
+        needed: Records of the code, for example of a run.
+        whose: Name of the run or file that needs it, for messages.
+
+    Raises:
+        PartsError: If some code was not imported.
 
     Examples:
-        >>> eq.plugins.require(eq.plugins.imported(), "runs/mine")  # all of it is here
+        >>> eq.plugins.require(eq.plugins.imported(), "runs/example")
     """
     missing = []
     for parts in needed:
@@ -106,15 +123,15 @@ def require(needed: Iterable[Parts], whose: str) -> None:
             missing.append(parts.source)
         elif _checksum(module) != parts.sha256:
             warnings.warn(
-                f"{parts.source} is not as {whose} was trained with: it has changed since",
+                f"{parts.source} has changed since {whose} was trained: results may differ",
                 PluginWarning,
                 stacklevel=3,
             )
     if missing:
         options = " ".join(f"--import {shlex.quote(source)}" for source in missing)
         raise PartsError(
-            f"{whose} needs {', '.join(missing)}: add {options}, if you trust that code "
-            f"(in Python: equilibria.plugins.import_parts({missing!r}))"
+            f"{whose} needs {', '.join(missing)}, which was not imported: if you trust that code, "
+            f"add {options} (in Python: equilibria.plugins.import_parts({missing!r}))"
         )
 
 
@@ -123,26 +140,26 @@ _loading = threading.RLock()
 
 
 def load_installed() -> None:
-    """Import the plugins of installed packages, once; a broken one is left out with a warning.
+    """Import the plugins of installed packages, once; skip broken ones with a warning.
 
-    Registries call this when they do not know a name, and before they list those they know, as the
-    check of a recipe does: importing Equilibria runs no code of other packages.
+    Registries call this before they list their names, and when they do not know a name. So
+    `import equilibria` runs no code of other packages.
     """
     global _installed_loaded
     with _loading:
         if _installed_loaded:
             return
-        _installed_loaded = True  # Before: a plugin may look for a name itself.
+        _installed_loaded = True  # set first, because a plugin may itself look up a name
         for point in metadata.entry_points(group=GROUP):
             try:
-                found = point.load()
-                if callable(found):
-                    found()
+                plugin = point.load()
+                if callable(plugin):
+                    plugin()
             except Exception as error:
-                said = " ".join(str(error).split())
+                message = " ".join(str(error).split())
                 warnings.warn(
-                    f"the plugin {point.name!r} ({point.value}) is left out: "
-                    f"{type(error).__name__}: {said}",
+                    f"skipped the plugin {point.name!r} ({point.value}): "
+                    f"{type(error).__name__}: {message}",
                     PluginWarning,
                     stacklevel=3,
                 )
@@ -159,20 +176,20 @@ def _module_name(path: Path) -> str:
 def _import_path(path: Path) -> ModuleType:
     file, name = path / "__init__.py" if path.is_dir() else path, _module_name(path)
     if not file.is_file():
-        raise FileNotFoundError(f"there is no file {file} to import")
-    present = sys.modules.get(name)
-    if present is not None and _is_file_of(getattr(present, "__file__", None), file):
-        return present
+        raise FileNotFoundError(f"cannot import {file}: there is no such file")
+    loaded = sys.modules.get(name)
+    if loaded is not None and _is_file_of(getattr(loaded, "__file__", None), file):
+        return loaded
     other = None if name == "__main__" else importlib.util.find_spec(name)
-    if present is not None or (other is not None and not _is_file_of(other.origin, file)):
-        raise PartsError(f"{path} has the name of another module, {name!r}: rename it")
-    places = [str(path.resolve())] if path.is_dir() else None
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=places)
+    if loaded is not None or (other is not None and not _is_file_of(other.origin, file)):
+        raise PartsError(f"cannot import {path}: there is another module {name!r}; rename the file")
+    folders = [str(path.resolve())] if path.is_dir() else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
     if spec is None or spec.loader is None:
-        raise PartsError(f"{file} is not a Python file: its name must end in .py")
+        raise PartsError(f"cannot import {file}: the name of a Python file must end in .py")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        with _told_where(str(path), file.parent if path.is_dir() else file):
+        with _errors_with_location(str(path), file.parent if path.is_dir() else file):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
@@ -181,18 +198,20 @@ def _import_path(path: Path) -> ModuleType:
 
 
 def _import_module(name: str) -> ModuleType:
-    with _told_where(name, None):
+    with _errors_with_location(name, None):
         try:
             spec = importlib.util.find_spec(name)
         except (ModuleNotFoundError, ValueError):
             spec = None
     if spec is None:
         raise PartsError(
-            f"there is no module {name!r} to import; a file is named with its ending, {name}.py, "
-            f"and a folder with a slash, ./{name}"
+            f"cannot import {name!r}: there is no such module; write {name}.py for a file, "
+            f"./{name} for a folder"
         )
-    place = None if spec.origin is None else Path(spec.origin)
-    with _told_where(name, place.parent if place and spec.submodule_search_locations else place):
+    code = None if spec.origin is None else Path(spec.origin)
+    if code is not None and spec.submodule_search_locations:
+        code = code.parent
+    with _errors_with_location(name, code):
         return importlib.import_module(name)
 
 
@@ -201,34 +220,34 @@ def _is_file_of(origin: str | None, file: Path) -> bool:
 
 
 @contextmanager
-def _told_where(name: str, place: Path | None) -> Iterator[None]:
-    """Around an import: an error in the user's code is told with its line there."""
+def _errors_with_location(name: str, code: Path | None) -> Iterator[None]:
+    """Convert errors of an import to a `PartsError` with the line in the file or folder `code`."""
     try:
         yield
     except (Exception, SystemExit) as error:
         lines = [
             (frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)
         ]
-        said = str(error)
+        message = str(error)
         if isinstance(error, SyntaxError):
             lines.append((error.filename or "", error.lineno))
-            said = error.msg
+            message = error.msg
         where = name
         for file, line in lines:
-            if place is not None and Path(file).resolve().is_relative_to(place.resolve()):
-                where = f"{name if _is_file_of(file, place) else file}, line {line}"
-        raise PartsError(f"{where}: {type(error).__name__}: {' '.join(said.split())}") from error
+            if code is not None and Path(file).resolve().is_relative_to(code.resolve()):
+                where = f"{name if _is_file_of(file, code) else file}, line {line}"
+        raise PartsError(f"{where}: {type(error).__name__}: {' '.join(message.split())}") from error
 
 
 def _checksum(module: ModuleType) -> str:
-    """Of the code of a module: its file, or all files of a package."""
+    """Return the checksum of a module's file, or of all files of a package."""
     origin = getattr(module, "__file__", None)
     if origin is None:
         return ""
     file = Path(origin)
     files = sorted(file.parent.rglob("*.py")) if hasattr(module, "__path__") else [file]
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     for part in files:
         name = part.relative_to(file.parent).as_posix()
-        found.update(f"{name}\0".encode() + hashlib.sha256(part.read_bytes()).digest())
-    return found.hexdigest()
+        checksum.update(f"{name}\0".encode() + hashlib.sha256(part.read_bytes()).digest())
+    return checksum.hexdigest()

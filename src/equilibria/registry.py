@@ -1,4 +1,4 @@
-"""Things that users choose by name: activations, solvers, gradient rules, models."""
+"""Registries of objects by name, such as solvers and models, and checks of option values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Registry(Generic[T]):
-    """Factories by name. A wrong name or option is an error that says what would be right."""
+    """Factories by name; an unknown name or option raises an error with suggestions.
+
+    Args:
+        kind: Kind of the objects for messages, such as "solver".
+        type_: Base class of the objects, if they have one.
+        factories: Initial factories by name.
+    """
 
     def __init__(
         self,
@@ -38,29 +44,39 @@ class Registry(Generic[T]):
     def register(
         self, name: str, factory: Callable[..., T] | None = None, *, replace: bool = False
     ) -> Any:
-        """Make a thing available by name; `factory` takes its options as keywords.
+        """Register a factory by name.
 
-        Without a factory this is a decorator of one.
+        Args:
+            name: Name of the factory.
+            factory: Creates an object from options, given as keywords. Without it, `register` is a
+                decorator.
+            replace: Whether to replace a factory of the same name.
+
+        Returns:
+            The factory, or a decorator.
+
+        Raises:
+            ValueError: If the name is taken.
 
         Examples:
-            >>> @eq.solvers.register_solver("patient")
-            ... def patient():
+            >>> @eq.solvers.register_solver("long-picard")
+            ... def long_picard():
             ...     return eq.Picard(max_iterations=500)
-            >>> eq.solvers.get_solver("patient").max_iterations
+            >>> eq.solvers.get_solver("long-picard").max_iterations
             500
         """
         if factory is None:
             return functools.partial(self.register, name, replace=replace)
         if name in self._factories and not replace:
             raise ValueError(
-                f"the {self.kind} {name!r} exists already; choose another name, "
-                "or pass replace=True to take its place"
+                f"the {self.kind} {name!r} exists already: choose another name, or pass "
+                "replace=True to replace it"
             )
         self._factories[name] = factory
         return factory
 
     def names(self) -> list[str]:
-        """The names there are, sorted, those of installed plugins among them.
+        """Return all names, sorted, including those of installed plugins.
 
         Examples:
             >>> eq.gradients.list_gradients()
@@ -70,17 +86,33 @@ class Registry(Generic[T]):
         return sorted(self._factories)
 
     def factory(self, name: str) -> Callable[..., T]:
+        """Return the factory of a name.
+
+        Args:
+            name: Name of the factory.
+
+        Raises:
+            ValueError: If the name is unknown.
+        """
         if name not in self._factories:
             known = self.names()
             if name not in known:
                 near = nearest(name, known, count=3, cutoff=0.4)
                 raise ValueError(
-                    f"unknown {self.kind} {name!r}{near} There are: {', '.join(known)}."
+                    f"unknown {self.kind} {name!r}{near} Available: {', '.join(known)}."
                 )
         return self._factories[name]
 
     def create(self, name: str, **options: Any) -> T:
-        """What `name` stands for, made with `options`.
+        """Create an object by name.
+
+        Args:
+            name: Name of the factory.
+            options: Options of the factory.
+
+        Raises:
+            ValueError: If the name is unknown, or a value of an option is not valid.
+            TypeError: If an option is unknown or missing.
 
         Examples:
             >>> eq.tasks.create_task("classification", label_smoothing=0.1)
@@ -94,9 +126,16 @@ class Registry(Generic[T]):
             raise TypeError(f"{self.kind} {name!r}: {error}") from error
 
     def resolve(self, choice: str | Mapping[str, Any] | T, **options: Any) -> T:
-        """What `choice` names, made with `options`; an object passes through and takes none.
+        """Create an object from a choice, or return it if it is an object already.
 
-        A mapping holds a name and options, as recipes write it: `{name: anderson, memory: 5}`.
+        Args:
+            choice: A name, a mapping of a name and options as in recipes
+                (`{name: anderson, memory: 5}`), or an object.
+            options: Options for a choice by name.
+
+        Raises:
+            ValueError: If the name is unknown, or a value of an option is not valid.
+            TypeError: If an option is unknown, or options are combined with an object.
 
         Examples:
             >>> eq.solvers.get_solver("anderson", memory=3).memory
@@ -105,27 +144,35 @@ class Registry(Generic[T]):
             LeakyReLU(slope=0.2)
         """
         if isinstance(choice, Mapping):
-            given = dict(choice)
-            if "name" not in given:
-                raise ValueError(f"a {self.kind} needs a name, e.g. {{name: …}}, not {given}")
-            return self.create(given.pop("name"), **{**given, **options})
+            entries = dict(choice)
+            if "name" not in entries:
+                raise ValueError(f"{self.kind} needs a name, {{name: …}}, got {entries}")
+            return self.create(entries.pop("name"), **{**entries, **options})
         if isinstance(choice, str):
             return self.create(choice, **options)
         if self.type is not None and not isinstance(choice, self.type):
             raise TypeError(
-                f"{self.kind}: give a name or an object of {self.type.__name__}, not {choice!r}; "
-                f"names: {', '.join(self.names())}"
+                f"{self.kind} must be a name or an instance of {self.type.__name__}, got "
+                f"{choice!r}. "
+                f"Available: {', '.join(self.names())}."
             )
         if options:
             raise TypeError(
-                f"{', '.join(sorted(options))} given beside the {self.kind} {choice!r}, which has "
-                "its own: set them there"
+                f"the options {', '.join(sorted(options))} cannot be combined with the {self.kind} "
+                f"{choice!r}: set them on that object"
             )
         return choice
 
 
 def nearest(name: object, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> str:
-    """The words "; did you mean …?" for a name that is not known, or a full stop."""
+    """Return "; did you mean …?" with the most similar known names, or a full stop.
+
+    Args:
+        name: Unknown name.
+        known: Known names.
+        count: Largest number of suggestions.
+        cutoff: Smallest similarity of a suggestion, in [0, 1].
+    """
     near = difflib.get_close_matches(str(name), list(known), n=count, cutoff=cutoff)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
 
@@ -133,39 +180,47 @@ def nearest(name: object, known: Iterable[str], count: int = 1, cutoff: float = 
 def check_options(
     what: str, factory: Callable[..., Any], options: Iterable[str], also: Iterable[str] = ()
 ) -> None:
-    """Refuse an option that neither the factory nor `also` has, naming the nearest one."""
+    """Raise `TypeError` for an unknown option, with a suggestion.
+
+    Args:
+        what: Description of the object for the message.
+        factory: Function whose parameters are the options.
+        options: Names of the options to check.
+        also: Names of further valid options.
+    """
     parameters = inspect.signature(factory).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return
     known = dict.fromkeys([*parameters, *also])
     for option in options:
         if option not in known:
-            has = ", ".join(known) or "none"
+            names = ", ".join(known) or "none"
             raise TypeError(
-                f"{what} has no option {option!r}{nearest(option, known)} It has: {has}."
+                f"{what} has no option {option!r}{nearest(option, known)} Options: {names}."
             )
 
 
 def _check(
-    required: str,
-    holds: Callable[[float], bool],
+    requirement: str,
+    is_valid: Callable[[float], bool],
     values: Mapping[str, float | None],
     hint: Callable[[float], str] = lambda value: "",
 ) -> None:
+    """Raise `ValueError` for the first value that is neither None nor valid."""
     for name, value in values.items():
-        if value is not None and not holds(value):
+        if value is not None and not is_valid(value):
             shown = int(value) if isinstance(value, float) and value.is_integer() else value
-            raise ValueError(f"{name} must {required}, got {shown}{hint(value)}")
+            raise ValueError(f"{name} must {requirement}, got {shown}{hint(value)}")
 
 
 def gray_levels_hint(value: float) -> str:
-    """Return the words "Did you mean 25/255 = 0.098?" for a number of gray levels, or ""."""
+    """Return ". Did you mean 25/255 = 0.098?" for a number of gray levels, else an empty string."""
     is_likely = 1 < value <= 255
     return f". Did you mean {value:g}/255 = {value / 255:.2g}?" if is_likely else ""
 
 
 def _percent_hint(value: float) -> str:
-    # Slightly above 1 is more likely a mistake of another kind.
+    # A value slightly above 1 is probably not a percentage.
     return f". Did you mean {value:g}% = {value / 100:g}?" if 5 <= value <= 100 else ""
 
 
@@ -175,7 +230,7 @@ def _exponent_hint(value: float) -> str:
 
 
 def check_positive(**values: float | None) -> None:
-    """Refuse numbers that are not positive and finite; None is in range, here and below."""
+    """Raise `ValueError` for numbers that are not positive and finite; None is always valid."""
     _check("be positive and finite", lambda value: 0 < value < math.inf, values)
 
 
@@ -185,7 +240,7 @@ def check_not_negative(**values: float | None) -> None:
 
 
 def check_at_least(least: float, **values: float | None) -> None:
-    """Refuse numbers below `least`."""
+    """Raise `ValueError` for numbers below `least`."""
     _check(f"be at least {least}", lambda value: value >= least, values)
 
 
@@ -195,54 +250,59 @@ def check_at_least_one(**values: float | None) -> None:
 
 
 def check_above_one(**values: float | None) -> None:
-    """Refuse numbers that are not above 1; infinity is."""
+    """Raise `ValueError` for numbers that are not above 1; infinity is valid."""
     _check("be above 1", lambda value: value > 1, values)
 
 
 def check_share(**values: float | None) -> None:
-    """Refuse numbers outside (0, 1]."""
+    """Raise `ValueError` for numbers outside (0, 1]."""
     _check("be in (0, 1]", lambda value: 0 < value <= 1, values, _percent_hint)
 
 
 def check_below_one(**values: float | None) -> None:
-    """Refuse numbers outside [0, 1)."""
+    """Raise `ValueError` for numbers outside [0, 1)."""
     _check("be in [0, 1)", lambda value: 0 <= value < 1, values, _percent_hint)
 
 
 def check_fraction(**values: float | None) -> None:
-    """Refuse numbers outside [0, 1]."""
+    """Raise `ValueError` for numbers outside [0, 1]."""
     _check("be in [0, 1]", lambda value: 0 <= value <= 1, values, _percent_hint)
 
 
 def check_open_share(**values: float | None) -> None:
-    """Refuse numbers outside (0, 1)."""
+    """Raise `ValueError` for numbers outside (0, 1)."""
     _check("be in (0, 1)", lambda value: 0 < value < 1, values, _percent_hint)
 
 
 def check_pixels(**values: float | None) -> None:
-    """Refuse numbers outside [0, 1] where pixels have values in [0, 1], such as a noise level."""
-    required = "be in [0, 1] (a fraction of the pixel range)"
-    _check(required, lambda value: 0 <= value <= 1, values, gray_levels_hint)
+    """Raise `ValueError` for pixel differences, such as a noise level, outside [0, 1]."""
+    requirement = "be in [0, 1] (a fraction of the pixel range)"
+    _check(requirement, lambda value: 0 <= value <= 1, values, gray_levels_hint)
 
 
 def check_positive_pixels(**values: float | None) -> None:
-    """Refuse what `check_pixels` refuses, and zero."""
-    required = "be in (0, 1] (a fraction of the pixel range)"
-    _check(required, lambda value: 0 < value <= 1, values, gray_levels_hint)
+    """Raise `ValueError` for pixel differences outside (0, 1]."""
+    requirement = "be in (0, 1] (a fraction of the pixel range)"
+    _check(requirement, lambda value: 0 < value <= 1, values, gray_levels_hint)
 
 
 def check_tolerances(**values: float | None) -> None:
-    """Refuse relative residuals outside (0, 1). A solve that starts at zero begins with 1."""
-    required = "be in (0, 1) (a relative residual)"
-    _check(required, lambda value: 0 < value < 1, values, _exponent_hint)
+    """Raise `ValueError` for relative residuals outside (0, 1); it is 1 at a start at zero."""
+    requirement = "be in (0, 1) (a relative residual)"
+    _check(requirement, lambda value: 0 < value < 1, values, _exponent_hint)
 
 
 def check_choice(known: Iterable[str | None], **values: str | None) -> None:
-    """Refuse what is not among the known choices, of which None may be one."""
+    """Raise `ValueError` for values that are not among the known choices.
+
+    Args:
+        known: Valid choices; None is valid only if it is one of them.
+        values: Values by the name of the option.
+    """
     choices = list(known)
     for name, value in values.items():
         if value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
+            raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
 
 
 def check_values(
@@ -258,7 +318,7 @@ def check_values(
     tolerances: Sequence[str] = (),
     one_of: Mapping[str, Iterable[str | None]] = MappingProxyType({}),
 ) -> None:
-    """The checks above, of attributes given by name."""
+    """Apply the checks above to attributes of `settings`, given by name for each check."""
     for check, names in (
         (check_at_least_one, at_least_one),
         (check_positive, positive),

@@ -1,4 +1,4 @@
-"""What every activation promises; a newly registered one inherits these tests."""
+"""Contract of activations, tested for all registered ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ every_activation = pytest.mark.parametrize("activation", ACTIVATIONS, ids=repr)
 
 
 def points(low: float = -6.0, high: float = 6.0) -> Tensor:
-    """A grid that meets no kink, so that derivatives exist."""
+    """Return a grid that avoids kinks, so that derivatives exist."""
     return torch.linspace(low, high, 240, dtype=torch.float64) + 1e-3 * math.pi
 
 
@@ -51,20 +51,20 @@ def test_prox_argument_gives_the_proximal_operator_of_a_scaled_penalty(
     a = activation.prox_argument(v, torch.full((1,), step, dtype=torch.float64))
     y = activation(a)
     torch.testing.assert_close(step * a + (1 - step) * y, v, rtol=1e-12, atol=1e-12)
-    found = step * activation.penalty(y) + (y - v).square() / 2
+    minimum = step * activation.penalty(y) + (y - v).square() / 2
     for other in (y - 1e-3, y + 1e-3, 0.5 * y):
-        elsewhere = step * activation.penalty(other) + (other - v).square() / 2
-        assert (found <= elsewhere + 1e-9).all()
+        value = step * activation.penalty(other) + (other - v).square() / 2
+        assert (minimum <= value + 1e-9).all()
 
 
 @every_activation
 class TestDerivatives:
-    def test_derivative_is_that_of_the_value(self, activation: Activation) -> None:
+    def test_derivative_agrees_with_autograd(self, activation: Activation) -> None:
         a = points().requires_grad_()
         (expected,) = torch.autograd.grad(activation(a).sum(), a)
         torch.testing.assert_close(activation.derivative(a), expected, rtol=0, atol=1e-14)
 
-    def test_derivative_is_a_finite_difference(self, activation: Activation) -> None:
+    def test_derivative_agrees_with_finite_differences(self, activation: Activation) -> None:
         a, h = points(), 1e-6
         difference = (activation(a + h) - activation(a - h)) / (2 * h)
         torch.testing.assert_close(activation.derivative(a), difference, rtol=0, atol=1e-8)
@@ -100,7 +100,7 @@ class TestPrimitive:
         assert torch.autograd.gradcheck(activation.primitive, a)
         assert torch.autograd.gradgradcheck(activation.primitive, a)
 
-    def test_it_vanishes_at_zero(self, activation: Activation) -> None:
+    def test_it_is_zero_at_zero(self, activation: Activation) -> None:
         assert activation.primitive(scalar(0)).item() == pytest.approx(0, abs=1e-15)
 
 
@@ -117,7 +117,7 @@ class TestProximalOperator:
 
     @pytest.mark.parametrize("a", [-7.3, -1.9, -0.4, -0.03, 0.0, 0.05, 0.6, 1.45, 2.2, 8.1])
     def test_value_minimizes_penalty_plus_distance(self, activation: Activation, a: float) -> None:
-        """f(y) + ½(y − a)² grows from σ(a) by (y − σ(a))²/2L at least, S* being 1/L-convex."""
+        """f(y) + ½(y − a)² increases from σ(a) by at least (y − σ(a))²/2L: S* is 1/L-convex."""
 
         def objective(y: Tensor) -> Tensor:
             return activation.penalty(y) + (y - a).square() / 2
@@ -142,14 +142,14 @@ class TestProximalOperator:
         chord = (activation.penalty(left) + activation.penalty(right)) / 2
         assert (activation.penalty((left + right) / 2) <= chord + 1e-13).all()
 
-    def test_minimal_subgradient_vanishes_at_the_value(self, activation: Activation) -> None:
+    def test_minimal_subgradient_is_zero_at_the_value(self, activation: Activation) -> None:
         a = torch.cat([points(), scalar(0)[None]])
         y = activation(a)
         residual = activation.minimal_subgradient(y, y - a)
         torch.testing.assert_close(residual, torch.zeros_like(a), rtol=0, atol=1e-10)
 
     def test_minimal_subgradient_of_a_saturated_state(self, activation: Activation) -> None:
-        """Far out only the rounding of y, divided by σ′, is left."""
+        """In saturation, only the rounding error of y, divided by σ′, remains."""
         a = points(-800, 800)
         y = activation(a)
         residual = activation.minimal_subgradient(y, y - a)
@@ -168,9 +168,7 @@ class TestProximalOperator:
         expected = gradient + slope
         torch.testing.assert_close(activation.minimal_subgradient(y, gradient), expected)
 
-    def test_minimal_subgradient_sees_a_point_that_is_not_stationary(
-        self, activation: Activation
-    ) -> None:
+    def test_minimal_subgradient_is_not_zero_at_other_points(self, activation: Activation) -> None:
         a = points(-5, 5)
         y = activation(a)
         for shift in (-0.5, 0.5):
@@ -182,7 +180,7 @@ class TestProximalOperator:
 @every_activation
 class TestNumerics:
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-    def test_types_are_kept_and_large_arguments_are_finite(
+    def test_results_have_the_same_type_and_are_finite_for_large_arguments(
         self, activation: Activation, dtype: torch.dtype, device: torch.device
     ) -> None:
         if device.type == "mps" and dtype == torch.float64:
@@ -212,7 +210,7 @@ class TestNumerics:
             function(argument).double(), function(argument.double()), rtol=1e-5, atol=1e-6
         )
 
-    def test_nan_is_not_hidden(self, activation: Activation) -> None:
+    def test_nan_is_propagated(self, activation: Activation) -> None:
         nan = scalar(math.nan)
         assert activation(nan).isnan()
         assert activation.penalty(nan).isnan()
@@ -231,14 +229,14 @@ class TestLipschitz:
 
 @every_activation
 class TestValueObject:
-    def test_round_trips(self, activation: Activation) -> None:
-        for twin in (pickle.loads(pickle.dumps(activation)), copy.deepcopy(activation)):
-            assert twin == activation
-            assert hash(twin) == hash(activation)
+    def test_copies_and_pickles_are_equal(self, activation: Activation) -> None:
+        for other in (pickle.loads(pickle.dumps(activation)), copy.deepcopy(activation)):
+            assert other == activation
+            assert hash(other) == hash(activation)
 
     def test_it_is_immutable(self, activation: Activation) -> None:
         with pytest.raises(AttributeError):
             activation.slope = 3.0  # type: ignore[attr-defined]
 
-    def test_the_registry_knows_it(self, activation: Activation) -> None:
+    def test_it_is_registered(self, activation: Activation) -> None:
         assert type(get_activation(activation.name)) is type(activation)

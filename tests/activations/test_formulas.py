@@ -1,4 +1,4 @@
-"""Closed forms, options and ends of the domain of the activations that come with the package."""
+"""Closed forms, options and domains of the built-in activations."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TestDomain:
         assert Softplus().penalty(tensor(0)).item() == pytest.approx(math.pi**2 / 12)
 
     def test_a_saturated_state_is_stationary_only_for_a_saturating_input(self) -> None:
-        """tanh rounds to 1 beyond a ≈ 19: y = 1 answers a = 50, but not a = 5."""
+        """tanh(a) rounds to 1 for a > 19: y = 1 is stationary for a = 50, but not for a = 5."""
         one = tensor(1, 1)
         residual = Tanh().minimal_subgradient(one, one - tensor(50, 5))
         assert residual[0] == 0
@@ -59,7 +59,7 @@ class TestDomain:
     def test_an_underflowed_state_is_stationary_only_for_such_an_input(
         self, activation: Activation
     ) -> None:
-        """σ(a) rounds to 0 below a ≈ −745: y = 0 answers a = −800, but not a = −100."""
+        """σ(a) rounds to 0 for a < −745: y = 0 is stationary for a = −800, but not for a = −100."""
         residual = activation.minimal_subgradient(tensor(0, 0), -tensor(-800, -100))
         assert residual[0] == 0
         assert residual[1] < -600
@@ -77,27 +77,27 @@ class TestSubgradientAtKinks:
 
 
 class TestOptions:
-    def test_slope_matters(self) -> None:
+    def test_slope_changes_value_and_penalty(self) -> None:
         assert LeakyReLU(slope=0.2)(tensor(-1)).item() == -0.2
         assert LeakyReLU(slope=0.2).penalty(tensor(-1)).item() == pytest.approx(2)
 
-    def test_threshold_matters(self) -> None:
+    def test_threshold_changes_value_and_penalty(self) -> None:
         assert SoftThreshold(threshold=0.7)(tensor(1)).item() == pytest.approx(0.3)
         assert SoftThreshold(threshold=0.7).penalty(tensor(-2)).item() == pytest.approx(1.4)
 
     @pytest.mark.parametrize("slope", [0.0, -0.1, 1.1, math.nan])
-    def test_slope_outside_its_range(self, slope: float) -> None:
+    def test_slope_outside_its_range_raises(self, slope: float) -> None:
         with pytest.raises(ValueError, match="slope"):
             LeakyReLU(slope=slope)
 
     @pytest.mark.parametrize("threshold", [0.0, -1.0, math.inf, math.nan])
-    def test_threshold_outside_its_range(self, threshold: float) -> None:
+    def test_threshold_outside_its_range_raises(self, threshold: float) -> None:
         with pytest.raises(ValueError, match="threshold"):
             SoftThreshold(threshold=threshold)
 
 
 class TestDilogarithm:
-    """scipy's spence(z) is Li₂(1 − z)."""
+    """`scipy.special.spence(z)` is Li₂(1 − z)."""
 
     def test_values(self) -> None:
         t = torch.cat([torch.linspace(0, 3, 1001), torch.logspace(-12, 2, 200)]).double()
@@ -122,7 +122,7 @@ class TestDilogarithm:
             assert torch.autograd.gradgradcheck(function, t)
 
     def test_derivative_next_to_the_singularity(self) -> None:
-        """log(1 − e⁻ᵗ) formed from the rounded e⁻ᵗ would be −∞ below t = 1e-16."""
+        """log(1 − e⁻ᵗ) computed from the rounded e⁻ᵗ would be −∞ for t < 1e-16."""
         t = tensor(1e-200, 1e-20, 1e-9).requires_grad_()
         (slope,) = torch.autograd.grad(dilogarithm_exp(t).sum(), t)
         torch.testing.assert_close(slope, t.detach().log(), rtol=1e-9, atol=0)
@@ -132,6 +132,6 @@ class TestDilogarithm:
         slope = torch.func.vmap(torch.func.grad(softplus_primitive))(a)
         torch.testing.assert_close(slope, softplus(a))
 
-    def test_softplus_keeps_its_tail(self) -> None:
+    def test_softplus_is_exact_for_large_arguments(self) -> None:
         a = tensor(25.0)
         assert (softplus(a) - a).item() == pytest.approx(math.exp(-25), rel=1e-3)

@@ -1,4 +1,4 @@
-"""Activations by name: what is found, and what an error says."""
+"""Registry of activations, and its error messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from equilibria.activations import (
 
 
 class Nameless(Activation):
-    """σ(a) = ½a, S = ¼a², f = ½y²; no name of its own."""
+    """σ(a) = ½a, S = ¼a², f = ½y²; without a name."""
 
     @property
     def lipschitz(self) -> float:
@@ -44,7 +44,7 @@ class Nameless(Activation):
 
 
 @pytest.fixture(autouse=True)
-def _registry_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+def _restore_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base._ACTIVATIONS, "_factories", dict(base._ACTIVATIONS._factories))
 
 
@@ -57,33 +57,33 @@ def test_built_in_names() -> None:
 def test_name_options_and_instances() -> None:
     assert get_activation("relu") == ReLU()
     assert get_activation("leaky_relu", slope=0.1) == LeakyReLU(slope=0.1)
-    made = LeakyReLU(slope=0.3)
-    assert get_activation(made) is made
+    activation = LeakyReLU(slope=0.3)
+    assert get_activation(activation) is activation
 
 
-def test_unknown_name_suggests_the_nearest_and_lists_all() -> None:
+def test_the_error_for_an_unknown_name_suggests_the_nearest_and_lists_all() -> None:
     with pytest.raises(ValueError, match=r"unknown activation 'rleu'.*'relu'.*identity, "):
         get_activation("rleu")
 
 
-def test_an_unknown_option_is_named() -> None:
+def test_the_error_for_an_unknown_option_names_it() -> None:
     with pytest.raises(TypeError, match=r"'leaky_relu'.*'slop'"):
         get_activation("leaky_relu", slop=0.1)
     with pytest.raises(TypeError, match="'relu'"):
         get_activation("relu", slope=0.1)
 
 
-def test_options_of_an_instance_are_refused() -> None:
-    with pytest.raises(TypeError, match="has its own"):
+def test_options_cannot_be_combined_with_an_instance() -> None:
+    with pytest.raises(TypeError, match="set them on that object"):
         get_activation(LeakyReLU(), slope=0.1)
 
 
-def test_only_names_and_instances_are_activations() -> None:
-    with pytest.raises(TypeError, match="name or an object of Activation"):
+def test_a_class_is_not_an_activation() -> None:
+    with pytest.raises(TypeError, match="name or an instance of Activation"):
         get_activation(ReLU)  # type: ignore[arg-type]
 
 
-def test_registering_ones_own() -> None:
+def test_a_custom_activation_can_be_registered() -> None:
     @register_activation
     @dataclass(frozen=True)
     class Gain(LeakyReLU):
@@ -92,7 +92,7 @@ def test_registering_ones_own() -> None:
     assert get_activation("gain", slope=0.5) == Gain(slope=0.5)
 
 
-def test_registering_under_a_given_name() -> None:
+def test_register_activation_sets_a_missing_name() -> None:
     @register_activation("half")
     class Half(Nameless):
         pass
@@ -101,13 +101,13 @@ def test_registering_under_a_given_name() -> None:
     assert get_activation("half") == Half()
 
 
-def test_a_name_is_needed() -> None:
+def test_registration_needs_a_name() -> None:
     with pytest.raises(ValueError, match="needs a name"):
         register_activation(Nameless)
 
 
-def test_two_names_for_one_class_are_refused() -> None:
-    with pytest.raises(ValueError, match="is called 'leaky_relu'"):
+def test_a_class_cannot_have_two_names() -> None:
+    with pytest.raises(ValueError, match="has the name 'leaky_relu'"):
         register_activation("other")(LeakyReLU)
     assert "other" not in list_activations()
 

@@ -1,4 +1,4 @@
-"""The checks that decide whether a contestant did what it says."""
+"""The checks of the results of contestants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 import equilibria as eq
 from benchmarks import checks, problems
 from benchmarks.cells import ProbedCell
-from benchmarks.contest import Candidate, Settings, choose, fight
+from benchmarks.contest import Candidate, Settings, choose, compare
 from benchmarks.problems import Problem
 from benchmarks.rows.training import square_loss
 from benchmarks.timing import Meter, TooSlow, interleaved_medians
@@ -36,21 +36,21 @@ def problem(request: pytest.FixtureRequest) -> Problem:
     return bank()[request.param]
 
 
-def test_the_residual_is_small_at_the_solution_and_flags_a_wrong_state(problem: Problem) -> None:
+def test_residual_is_small_at_the_solution_and_large_elsewhere(problem: Problem) -> None:
     assert checks.relative_residual(problem.cell, problem.x, problem.solution) < 2e-6
     wrong = problem.solution.clone()
     wrong[1] *= 1.01
     assert checks.relative_residual(problem.cell, problem.x, wrong) > 1e-4
 
 
-def test_one_bad_sample_is_enough() -> None:
+def test_residual_is_infinite_if_one_sample_is_nan() -> None:
     problem = problems.dense(width=8, batch=4, norm=0.9)
     state = problem.solution.clone()
     state[2] = torch.nan
     assert checks.relative_residual(problem.cell, problem.x, state) == math.inf
 
 
-def test_the_probe_reads_the_adjoint(problem: Problem) -> None:
+def test_gradient_of_the_probe_is_the_adjoint(problem: Problem) -> None:
     """∂ℓ/∂p at p = 0 solves (I − Jᵀ)u = g, and pulls back to the gradient in the parameters."""
     cell, x = copy.deepcopy(problem.cell).double(), problem.x.double()
     start = problem.solution.double()
@@ -75,7 +75,7 @@ def test_the_probe_reads_the_adjoint(problem: Problem) -> None:
     assert checks.gradient_error(timed, expected) < 1e-8
 
 
-def test_the_reference_is_the_gradient_of_the_unrolled_iteration() -> None:
+def test_reference_gradient_is_that_of_the_unrolled_iteration() -> None:
     problem = problems.conv(**SMALL, norm=0.7)
     loss = square_loss(problem)
     cell, leaf = copy.deepcopy(problem.cell).double(), problem.x.double().requires_grad_()
@@ -89,7 +89,7 @@ def test_the_reference_is_the_gradient_of_the_unrolled_iteration() -> None:
     assert checks.gradient_error([1.1 * g for g in unrolled], reference) == pytest.approx(0.1)
 
 
-def test_problems_are_as_hard_as_they_say() -> None:
+def test_hard_problems_have_active_units_and_slow_contraction() -> None:
     hard = problems.conv(**SMALL, norm=0.99, hard=True)
     easy = problems.conv(**SMALL, norm=0.99)
     assert hard.nonzero_share > 0.75 > easy.nonzero_share
@@ -110,26 +110,26 @@ def candidate(label: str, *, error: float, meter: Meter | None = None, work: int
         sum(range(work))
         return error
 
-    return Candidate(lambda: label, run, error=lambda found: found, evaluations=lambda: 1)
+    return Candidate(lambda: label, run, error=lambda result: result, evaluations=lambda: 1)
 
 
-def test_the_first_rung_that_reaches_the_error_is_chosen() -> None:
+def test_first_rung_that_reaches_the_error_is_chosen() -> None:
     ladder = [candidate(f"{error:.0e}", error=error) for error in (1e-1, 1e-2, 1e-4, 1e-5)]
     assert choose([ladder], 1e-3)[0].label == "1e-04"
 
 
-def test_a_contestant_that_never_reaches_the_error_is_marked() -> None:
+def test_contestant_that_misses_the_error_is_marked() -> None:
     sides = {
         "ours": [[candidate("good", error=1e-4)]],
         "tuned": [[candidate("bad", error=1.0)], [candidate("less bad", error=0.1)]],
     }
-    found = fight(sides, 1e-3, Settings(repeats=1))
-    assert found["ours"].reached
-    assert not found["tuned"].reached
-    assert found["tuned"].label == "less bad"
+    results = compare(sides, 1e-3, Settings(repeats=1))
+    assert results["ours"].reached
+    assert not results["tuned"].reached
+    assert results["tuned"].label == "less bad"
 
 
-def test_a_meter_ends_a_trial_that_drags_on() -> None:
+def test_meter_ends_a_slow_trial() -> None:
     meter = Meter()
     meter.reset(allowance=-1.0)
     with pytest.raises(TooSlow):
@@ -148,7 +148,7 @@ def test_contestants_take_turns() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_maps_written_by_hand_are_those_of_the_cells(seed: int) -> None:
+def test_maps_written_by_hand_agree_with_the_cells(seed: int) -> None:
     for problem in (
         problems.dense(width=8, batch=4, norm=0.9, seed=seed),
         problems.conv(**SMALL, norm=0.8, seed=seed),

@@ -38,14 +38,14 @@ def _same_threads() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def test_list_names_every_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_prints_every_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--list"]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in ROWS)
 
 
 @needs_peer
-def test_a_row_gives_a_table_and_json(
+def test_row_is_printed_and_written_as_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -73,28 +73,28 @@ def test_a_row_gives_a_table_and_json(
         assert contestant.evaluations > 1
 
 
-def test_a_prefix_asks_for_a_topic() -> None:
+def test_name_of_a_topic_selects_its_rows() -> None:
     names = [row.name for row in command._chosen_rows(["backward", "mixed", "backward-deep"])]
     assert names == ["backward-conv", "backward-hard-conv", "backward-deep", "mixed"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--rows", "forwards"], "there is no row 'forwards'"),
         (["--repeats", "0"], "at least 1"),
         (["--speed"], "unrecognized arguments"),
     ],
 )
-def test_a_wrong_option_is_refused(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_option_is_an_error(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         command.main(arguments)
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_without_the_peer_it_says_how_to_get_it(
+def test_missing_peer_is_an_error_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(peer, "is_installed", lambda: False)
@@ -103,24 +103,22 @@ def test_without_the_peer_it_says_how_to_get_it(
     assert "make bench" in capsys.readouterr().err
 
 
-def test_peak_memory_is_that_of_the_run() -> None:
-    """In a process of its own, as benchmarks measure it: one that has kept freed memory needs no
-    more of the system's.
-    """
+def test_peak_memory_is_the_increase_during_the_run() -> None:
+    """Measured in a separate process, as in the benchmarks: freed memory is reused otherwise."""
     code = (
         "import torch\nfrom benchmarks.peak import peak_mebibytes\n"
         "print(peak_mebibytes(lambda: torch.ones(64, 2**18)))"
     )
     root = Path(__file__).resolve().parents[2]
-    found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert float(found.stdout) == pytest.approx(64, abs=16), found.stderr
+    run = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert float(run.stdout) == pytest.approx(64, abs=16), run.stderr
 
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["bench", *arguments])
 
 
-def test_the_program_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_passes_its_options_to_the_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
 
     def run(given: list[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -134,13 +132,13 @@ def test_the_program_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> No
     assert calls == [["--quick", "--rows", "mixed", "growth", "--help"]]
 
 
-def test_the_program_runs_the_checkout(
+def test_program_runs_the_benchmarks_of_the_checkout(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     root = cli_bench.checkout()
     if root is None:
         pytest.skip("the package is not installed in place")
-    # A folder of the same name where one happens to be must not be taken for it.
+    # A folder of this name in the current folder must not be used.
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__main__.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
@@ -148,7 +146,7 @@ def test_the_program_runs_the_checkout(
     assert "forward-dense" in capfd.readouterr().out
 
 
-def test_without_a_checkout_it_says_how_to_get_one(
+def test_missing_checkout_is_an_error_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     installed = tmp_path / "site-packages" / "equilibria" / "__init__.py"

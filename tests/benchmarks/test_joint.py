@@ -1,4 +1,4 @@
-"""The benchmark of input optimization: equal loss on both sides, and a table of ratios."""
+"""The benchmark of input optimization: budgets for equal loss, and a table of ratios."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.joint_problems import JointProblem, Setting
 
 
 def problem(name: str, folder: Path) -> JointProblem:
-    """An untrained model and noise for images."""
+    """A problem with a model after one update and noise for images."""
     noise = torch.Generator().manual_seed(0)
     images = torch.rand(4, 1, 28, 28, generator=noise)
     data = Images(images, torch.arange(4), images, torch.arange(4))
@@ -22,23 +22,23 @@ def problem(name: str, folder: Path) -> JointProblem:
 
 
 @pytest.mark.parametrize("name", ["OptEq classifier", "OptEq decoder"])
-def test_a_budget_is_raised_until_the_loss_is_reached(name: str, tmp_path: Path) -> None:
-    there = problem(name, tmp_path)
-    start = there.true_loss(there.x0)
-    easy = first_to_reach(there, "auto", start, (1, 8))
+def test_budget_is_raised_until_the_loss_is_reached(name: str, tmp_path: Path) -> None:
+    case = problem(name, tmp_path)
+    start = case.true_loss(case.x0)
+    easy = first_to_reach(case, "auto", start, (1, 8))
     assert easy.method.iterations == 1
-    assert easy.label == ("momentum" if there.attack else "secant")
+    assert easy.label == ("momentum" if case.attack else "secant")
     assert easy.loss < start
-    further = first_to_reach(there, "auto", easy.loss - 1e-6, (1, 8))
+    further = first_to_reach(case, "auto", easy.loss - 1e-6, (1, 8))
     assert further.method.iterations == 8
     assert further.loss < easy.loss
-    impossible = first_to_reach(there, "auto", -1e9, (1, 8))
+    impossible = first_to_reach(case, "auto", -1e9, (1, 8))
     assert impossible.loss > -1e9
     assert (tmp_path / f"{name.replace(' ', '-').lower()}-1.pt").exists()
 
 
 @pytest.mark.slow
-def test_the_command_compares_with_both_baselines(
+def test_command_compares_with_all_baselines(
     real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""What the peer is given, and what it returns."""
+"""The map that the peer gets, and its results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_both_libraries_get_the_same_map(problem: Problem, layout: str) -> None:
     assert not start.any()
 
 
-def test_every_tuned_setting_solves(problem: Problem) -> None:
+def test_every_tuned_setting_reaches_the_tolerance(problem: Problem) -> None:
     settings = peer.tuned_settings(problem, 1e-4)
     assert len(settings) == len(peer.TUNED_OPTIONS) * len(peer.LAYOUTS)
     for setting in settings:
@@ -42,12 +42,12 @@ def test_every_tuned_setting_solves(problem: Problem) -> None:
         assert contestant.meter.forward > 1
 
 
-def test_layouts_are_for_images_only() -> None:
+def test_only_images_have_several_layouts() -> None:
     dense = problems.dense(width=4, batch=2, norm=0.5)
     assert {setting.layout for setting in peer.tuned_settings(dense, 1e-3)} == {"contiguous"}
 
 
-def test_the_default_keeps_what_it_is_by_default(problem: Problem) -> None:
+def test_default_settings_are_those_of_the_peer(problem: Problem) -> None:
     from torchdeq import get_deq
 
     untouched = get_deq()
@@ -62,8 +62,8 @@ def test_the_default_keeps_what_it_is_by_default(problem: Problem) -> None:
 
 @pytest.mark.parametrize("gradient", ["ift", "hook_ift"])
 @pytest.mark.parametrize("layout", peer.LAYOUTS)
-def test_the_gradient_of_the_peer_is_right(problem: Problem, layout: str, gradient: str) -> None:
-    """Through the same wrapping that is timed; so a ratio compares equals."""
+def test_gradient_of_the_peer_is_exact(problem: Problem, layout: str, gradient: str) -> None:
+    """Uses the same wrapper as the timing, so that ratios compare equal results."""
     setting = peer.Setting(
         solver="anderson",
         tolerance=1e-6,
@@ -79,9 +79,9 @@ def test_the_gradient_of_the_peer_is_right(problem: Problem, layout: str, gradie
     contestant = peer.Peer(problem, setting)
     x = problem.x.clone().requires_grad_()
     state = contestant.equilibrium(x)
-    found = torch.autograd.grad(0.5 * state.square().sum(), [x, *problem.cell.parameters()])
+    computed = torch.autograd.grad(0.5 * state.square().sum(), [x, *problem.cell.parameters()])
     reference = checks.reference_gradients(
         problem.cell, problem.x, lambda y: 0.5 * y.square().sum()
     )
-    assert checks.gradient_error(found, reference) < 1e-4
+    assert checks.gradient_error(computed, reference) < 1e-4
     assert contestant.meter.backward > 1

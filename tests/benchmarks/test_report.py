@@ -1,4 +1,4 @@
-"""Results, their JSON, the tables and the Markdown."""
+"""Results, their JSON, tables, and Markdown."""
 
 from __future__ import annotations
 
@@ -73,30 +73,30 @@ def test_ratios_and_aims() -> None:
     assert overhead_cells(OVERHEAD)[-2:] == ["1.20", "≤ 1.3 ✓"]
 
 
-def test_a_peer_that_missed_the_mark_is_no_win() -> None:
-    one = duel(tuned=measured(100.0, reached=False), aim_tuned=0.65)
-    assert not one.is_won("tuned")
-    assert duel_cells(one)[5:] == ["(0.50) not counted", "–", "0.25", "tuned: no (1e-06)"]
-    assert verdict([one]) == ["Ahead of the default peer in 1 of 1 comparable rows."]
+def test_peer_that_missed_the_target_is_not_counted() -> None:
+    missed = duel(tuned=measured(100.0, reached=False), aim_tuned=0.65)
+    assert not missed.is_won("tuned")
+    assert duel_cells(missed)[5:] == ["(0.50) not counted", "–", "0.25", "tuned: no (1e-06)"]
+    assert verdict([missed]) == ["Ahead of the default peer in 1 of 1 comparable rows."]
 
 
-def test_ours_that_missed_the_mark_has_no_ratio() -> None:
-    one = duel(ours=measured(1.0, reached=False))
-    assert duel_cells(one)[5:] == ["–", "–", "–", "ours: no (1e-06)"]
-    assert verdict([one]) == ["Ours did not reach the mark in: conv."]
+def test_no_ratio_if_equilibria_missed_the_target() -> None:
+    missed = duel(ours=measured(1.0, reached=False))
+    assert duel_cells(missed)[5:] == ["–", "–", "–", "ours: no (1e-06)"]
+    assert verdict([missed]) == ["Equilibria did not reach the target in: conv."]
 
 
-def test_a_row_in_which_the_peer_is_ahead_is_named() -> None:
+def test_rows_in_which_the_peer_is_ahead_are_named() -> None:
     assert "The tuned peer is ahead in: conv." in verdict([duel(tuned=measured(40.0))])
 
 
-def test_there_is_a_table_a_topic() -> None:
-    found = sheets([OVERHEAD, duel()])
-    assert [sheet.title.split()[0] for sheet in found] == ["Forward", "Cost"]
-    assert all(len(row) == len(sheet.columns) for sheet in found for row in sheet.rows)
+def test_each_topic_has_a_table() -> None:
+    tables = sheets([OVERHEAD, duel()])
+    assert [sheet.title.split()[0] for sheet in tables] == ["Forward", "Cost"]
+    assert all(len(row) == len(sheet.columns) for sheet in tables for row in sheet.rows)
 
 
-def test_markdown_holds_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markdown_contains_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(run_of(duel(), OVERHEAD)))
     assert markdown.main([str(file)]) == 0
@@ -108,7 +108,7 @@ def test_markdown_holds_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert {line.count("|") for line in tables} == {7, 10}
 
 
-def test_markdown_goes_between_the_markers(tmp_path: Path) -> None:
+def test_markdown_is_inserted_between_the_markers(tmp_path: Path) -> None:
     file, page = tmp_path / "run.json", tmp_path / "page.md"
     file.write_text(json.dumps(run_of(duel())))
     page.write_text(f"before\n\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n")
@@ -121,17 +121,17 @@ def test_markdown_goes_between_the_markers(tmp_path: Path) -> None:
     assert text.count("| conv |") == 1
 
 
-def test_a_page_without_markers_is_refused() -> None:
+def test_page_without_markers_is_an_error() -> None:
     with pytest.raises(ValueError, match="results: begin"):
         markdown.inserted("text", "table")
 
 
-def test_the_documentation_has_the_markers() -> None:
+def test_documentation_has_the_markers() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     assert "new table" in markdown.inserted(page, "new table")
 
 
-def test_seeds_are_averaged_and_their_range_is_shown() -> None:
+def test_seeds_are_averaged_and_their_range_is_printed() -> None:
     runs = [
         [Duel("a", "forward", Measured("x", ours), Measured("y", theirs))]
         for ours, theirs in ((1.0, 2.0), (3.0, 4.0), (1.0, 1.0))

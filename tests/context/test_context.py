@@ -22,10 +22,10 @@ def test_packing_round_trip(
     packing = Packing.of(state, couples_batch=coupled)
     flat = packing.pack(state)
     assert flat.shape[0] == (min(batch, 1) if coupled else batch)
-    again = packing.unpack(flat)
-    assert isinstance(again, torch.Tensor) == single
-    map_state(torch.testing.assert_close, again, state) if single else [
-        torch.testing.assert_close(a, b) for a, b in zip(again, state, strict=True)
+    unpacked = packing.unpack(flat)
+    assert isinstance(unpacked, torch.Tensor) == single
+    map_state(torch.testing.assert_close, unpacked, state) if single else [
+        torch.testing.assert_close(a, b) for a, b in zip(unpacked, state, strict=True)
     ]
 
 
@@ -43,14 +43,14 @@ def test_packing_follows_channels_last() -> None:
     flat = packing.pack(image)
     assert flat.shape == (3, 40)
     assert flat.data_ptr() == image.data_ptr()
-    again = packing.unpack(flat)
-    assert torch.equal(again, image)
-    assert again.is_contiguous(memory_format=torch.channels_last)
+    unpacked_image = packing.unpack(flat)
+    assert torch.equal(unpacked_image, image)
+    assert unpacked_image.is_contiguous(memory_format=torch.channels_last)
     both = Packing.of((image, vector))
     unpacked = both.unpack(both.pack((image, vector)))
     assert torch.equal(unpacked[0], image)
     assert torch.equal(unpacked[1], vector)
-    # A tensor in the other format is packed in the order of the packing, not in its own.
+    # A tensor in another format is packed in the order of the packing.
     assert torch.equal(packing.pack(image.contiguous()), flat)
 
 
@@ -62,7 +62,7 @@ def nested() -> Context:
     )
 
 
-def test_keep_indexes_samples_and_leaves_shared_alone() -> None:
+def test_keep_indexes_per_sample_tensors_only() -> None:
     context = nested()
     kept = context.keep(torch.tensor([2, 0]))
     assert torch.equal(kept["a"], context["a"][[2, 0]])
@@ -82,12 +82,12 @@ def test_replace_restores_the_structure() -> None:
     assert torch.equal(skeleton.replace(context.tensors())["a"], context["a"])
 
 
-def test_a_missing_name_says_what_there_is() -> None:
+def test_the_error_for_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(KeyError, match=r"no tensor 'c'; it has \['W', 'a', 'pair', 'scale'\]"):
         nested()["c"]
 
 
-def test_sums_are_in_single_precision_at_least() -> None:
+def test_sums_are_in_at_least_float32() -> None:
     values = torch.full((2, 4096), 1.0, dtype=torch.bfloat16)
     assert torch.equal(sum_per_sample(values), torch.full((2,), 4096.0))
     assert sum_per_sample(values.double()).dtype == torch.float64

@@ -32,19 +32,17 @@ def numbers(bounds: Bounds[float]) -> list[float | None]:
     return [getattr(bounds, name) for name in NAMES]
 
 
-def assert_same(one: Bounds[float], other: Bounds[float]) -> None:
-    for a, b in zip(numbers(one), numbers(other), strict=True):
+def assert_same(actual: Bounds[float], expected: Bounds[float]) -> None:
+    for a, b in zip(numbers(actual), numbers(expected), strict=True):
         assert (a is None) == (b is None)
         assert a is None or a == pytest.approx(b, rel=1e-12, abs=1e-12)
 
 
-@given(one=some_bounds(), two=some_bounds(), three=some_bounds())
-def test_sums_commute_and_associate(
-    one: Bounds[float], two: Bounds[float], three: Bounds[float]
-) -> None:
-    assert_same(one + two, two + one)
-    assert_same((one + two) + three, one + (two + three))
-    assert_same(one + Bounds(0.0, input=0.0), one)
+@given(a=some_bounds(), b=some_bounds(), c=some_bounds())
+def test_sums_commute_and_associate(a: Bounds[float], b: Bounds[float], c: Bounds[float]) -> None:
+    assert_same(a + b, b + a)
+    assert_same((a + b) + c, a + (b + c))
+    assert_same(a + Bounds(0.0, input=0.0), a)
 
 
 @given(bounds=some_bounds(), a=st.floats(0, 10), b=st.floats(0, 10))
@@ -63,25 +61,25 @@ def test_negative_multiples_have_the_curvature_as_concavity(
     assert_same(scaled, Bounds(bounds.curvature, bounds.curvature, bounds.input) * -factor)
 
 
-@given(one=some_bounds(), two=some_bounds())
+@given(a=some_bounds(), b=some_bounds())
 def test_branches_have_the_maximal_curvature_and_the_joint_input_bound(
-    one: Bounds[float], two: Bounds[float]
+    a: Bounds[float], b: Bounds[float]
 ) -> None:
-    both = one.beside(two)
-    assert_same(both, two.beside(one))
-    if one.curvature is not None and two.curvature is not None:
-        assert both.curvature == max(one.curvature, two.curvature)
-    if one.input is not None and two.input is not None:
-        assert both.input == math.hypot(one.input, two.input)
+    both = a.beside(b)
+    assert_same(both, b.beside(a))
+    if a.curvature is not None and b.curvature is not None:
+        assert both.curvature == max(a.curvature, b.curvature)
+    if a.input is not None and b.input is not None:
+        assert both.input == math.hypot(a.input, b.input)
 
 
-@given(one=some_bounds(), two=some_bounds())
+@given(a=some_bounds(), b=some_bounds())
 def test_bounds_of_a_sum_are_unknown_if_those_of_a_term_are(
-    one: Bounds[float], two: Bounds[float]
+    a: Bounds[float], b: Bounds[float]
 ) -> None:
     for name in NAMES:
-        is_unknown = getattr(one, name) is None or getattr(two, name) is None
-        assert (getattr(one + two, name) is None) == is_unknown
+        is_unknown = getattr(a, name) is None or getattr(b, name) is None
+        assert (getattr(a + b, name) is None) == is_unknown
 
 
 def test_concavity_defaults_to_the_curvature() -> None:
@@ -110,16 +108,16 @@ def test_numbers_are_computed_once_on_first_access() -> None:
 
 def test_unit_bounds_of_quadratic_energies_add_like_matrix_rows() -> None:
     rows = torch.tensor([3.0, 1.0])
-    one = Bounds(units=[UnitBound(rows, torch.zeros(2))])
-    two = Bounds(units=[UnitBound(torch.zeros(2), rows)])
-    assert (one + Bounds(1.0)).units is None
-    (unit,) = (one + two + two).units or []
+    a = Bounds(units=[UnitBound(rows, torch.zeros(2))])
+    b = Bounds(units=[UnitBound(torch.zeros(2), rows)])
+    assert (a + Bounds(1.0)).units is None
+    (unit,) = (a + b + b).units or []
     torch.testing.assert_close(unit.input, rows)
     torch.testing.assert_close(unit.state, math.sqrt(2) * rows)
-    (scaled,) = (4.0 * two).units or []
+    (scaled,) = (4.0 * b).units or []
     torch.testing.assert_close(scaled.state, 2 * rows)
-    assert (-1.0 * two).units is None
-    assert len(one.beside(two).units or []) == 2
+    assert (-1.0 * b).units is None
+    assert len(a.beside(b).units or []) == 2
 
 
 @pytest.mark.parametrize(

@@ -192,8 +192,8 @@ def test_sums_and_multiples_are_linear(a: float, b: float, seed: int) -> None:
 
 
 def test_sums_name_their_terms_and_multiples_are_scaled() -> None:
-    one, two = eq.Quadratic(torch.eye(3)), Bump()
-    nested = (one + two) + (0.5 * one + smoothness)
+    quadratic, bump = eq.Quadratic(torch.eye(3)), Bump()
+    nested = (quadratic + bump) + (0.5 * quadratic + smoothness)
     assert isinstance(nested, Sum)
     assert [name for name, _ in nested.named_terms()] == [
         "quadratic",
@@ -201,17 +201,17 @@ def test_sums_name_their_terms_and_multiples_are_scaled() -> None:
         "quadratic_2",
         "smoothness",
     ]
-    assert nested["bump"] is two
-    assert isinstance(-one, Scaled)
-    assert isinstance(one * 2, Scaled)
-    assert sum([one, two]).facts.couples_batch is False  # type: ignore[union-attr]
-    assert (one + 0.1 * Spread()).facts.couples_batch is True
+    assert nested["bump"] is bump
+    assert isinstance(-quadratic, Scaled)
+    assert isinstance(quadratic * 2, Scaled)
+    assert sum([quadratic, bump]).facts.couples_batch is False  # type: ignore[union-attr]
+    assert (quadratic + 0.1 * Spread()).facts.couples_batch is True
     with pytest.raises(TypeError, match="cannot add"):
-        one + 3  # type: ignore[operator]
+        quadratic + 3  # type: ignore[operator]
     with pytest.raises(TypeError, match="multiplied only by a number"):
-        "a" * one  # type: ignore[operator]
+        "a" * quadratic  # type: ignore[operator]
     with pytest.raises(ValueError, match="a tensor with one entry"):
-        torch.ones(3) * one
+        torch.ones(3) * quadratic
 
 
 def test_energy_term_decorator_returns_an_energy() -> None:
@@ -258,7 +258,7 @@ def test_input_options() -> None:
     assert torch.equal(term.inject(x)["c"], torch.ones(1, 3))
     with pytest.raises(ValueError, match="pass the bias as a tensor"):
         eq.Input(eq.operators.Identity(), bias=True)
-    with pytest.raises(KeyError, match="the context holds no tensor 'z'; it has"):
+    with pytest.raises(KeyError, match="the context has no tensor 'z'; it has"):
         term.inject(x)["z"]
 
 

@@ -180,15 +180,19 @@ def test_random_features_replace_the_kernel_by_a_mean_of_cosines(batch: int, cha
 
 def test_random_features_are_determined_by_the_seed() -> None:
     z = torch.randn(6, 3)
-    one = HSIC(features=5, seed=1)
-    for same in (HSIC(features=5, seed=1), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
-        assert same == one
-        assert hash(same) == hash(one)
-        assert torch.equal(same.value(z), one.value(z))
-    assert HSIC(features=5, seed=2) != one
-    assert not torch.equal(HSIC(features=5, seed=2).value(z), one.value(z))
+    regularizer = HSIC(features=5, seed=1)
+    for same in (
+        HSIC(features=5, seed=1),
+        copy.deepcopy(regularizer),
+        pickle.loads(pickle.dumps(regularizer)),
+    ):
+        assert same == regularizer
+        assert hash(same) == hash(regularizer)
+        assert torch.equal(same.value(z), regularizer.value(z))
+    assert HSIC(features=5, seed=2) != regularizer
+    assert not torch.equal(HSIC(features=5, seed=2).value(z), regularizer.value(z))
     with torch.device("meta"):
-        assert HSIC(features=5, seed=1).frequencies == one.frequencies
+        assert HSIC(features=5, seed=1).frequencies == regularizer.frequencies
 
 
 @pytest.mark.parametrize("regularizer", [*BATCH, *MEDIAN, *PAPER[1:]], ids=str)

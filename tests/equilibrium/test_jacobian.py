@@ -110,9 +110,9 @@ def test_random_iterates_are_uniform_on_the_trajectory() -> None:
 def test_random_iterates_of_states_with_several_tensors() -> None:
     problem = two_tensors()
     state, _ = random_iterate(problem.cell, problem.x, max_iterations=500)
-    again, _ = random_iterate(problem.cell, problem.x, max_iterations=1, start=state)
-    assert isinstance(again, tuple)
-    assert [t.shape for t in again] == [t.shape for t in problem.fixed_point]
+    iterate, _ = random_iterate(problem.cell, problem.x, max_iterations=1, start=state)
+    assert isinstance(iterate, tuple)
+    assert [t.shape for t in iterate] == [t.shape for t in problem.fixed_point]
 
 
 def test_penalty_at_a_random_iterate_has_gradients_in_input_and_parameters() -> None:

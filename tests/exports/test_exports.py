@@ -61,9 +61,9 @@ def test_graphs_compute_the_same_logits_as_the_model(name: str) -> None:
     torch.testing.assert_close(logits, model(images(4)), rtol=1e-8, atol=1e-8)
     assert bool((residual < 1e-8).all())
     assert bool((iterations < TIGHT.max_iterations).all())
-    alone = graph(images(4)[:1])
-    torch.testing.assert_close(alone[0], logits[:1], rtol=1e-8, atol=1e-8)
-    assert int(alone[2]) == int(iterations[0])
+    single = graph(images(4)[:1])
+    torch.testing.assert_close(single[0], logits[:1], rtol=1e-8, atol=1e-8)
+    assert int(single[2]) == int(iterations[0])
 
 
 @pytest.mark.slow
@@ -200,9 +200,9 @@ def test_a_packed_run_equals_the_run(tmp_path: Path) -> None:
     assert packed.images.class_names == model.images.class_names
     assert packed.images.frame == model.images.frame
     assert eq.evaluate(file).accuracy == eq.evaluate(run).accuracy
-    again = invoke("export", run, "--format", "safetensors", "--output", file)
-    assert again.exit_code == 2
-    assert "exists" in again.output
+    second = invoke("export", run, "--format", "safetensors", "--output", file)
+    assert second.exit_code == 2
+    assert "exists" in second.output
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)

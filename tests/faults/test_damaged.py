@@ -1,6 +1,6 @@
-"""Run folders and recipes damaged at random, through the program: a sentence, or the right answer.
+"""Randomly damaged run folders and recipes give an error message or the correct output.
 
-`EQUILIBRIA_DAMAGED=1000` tries a thousand of them; without it, about a minute of one core.
+`EQUILIBRIA_DAMAGED=1000` runs 1,000 cases; the default takes about a minute on one core.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tests.program import invoke
 
 CASES = int(os.environ.get("EQUILIBRIA_DAMAGED", "160"))
 PARTS = 4
-LONGEST = 10 if "EQUILIBRIA_DAMAGED" in os.environ else 60
-"""Seconds of the processor after which a command hangs; every day the slowest machine decides."""
+MAX_CPU_SECONDS = 10 if "EQUILIBRIA_DAMAGED" in os.environ else 60
+"""CPU seconds after which a command counts as hanging, generous for slow machines."""
 RECIPE = (
     *("digits-opteq", "data.options.train_samples=60", "data.validation=0.2"),
     *("model.options.channels=4", "model.options.width=4", "training.epochs=2"),
 )
 SHORT = ("data.options.train_samples=60", "training.epochs=1", "model.options.channels=4")
-"""So that a damaged recipe that is still one trains for a moment only."""
+"""Overrides that keep training short if a damaged recipe is still valid."""
 JUNK: tuple[Any, ...] = (
     *(None, True, -1, 0, 3, 1e308, math.nan, math.inf, 10**30, "", "abc", "\x1b[31m", "own"),
     *([], {}, [[[1]]], {"a": {"b": [None]}}, {"name": "opteq-small"}, ["digits"]),
@@ -74,7 +74,7 @@ READ = {
     "best": ("config.yaml", "best.safetensors", "run.json"),
     "predict": ("config.yaml", "model.safetensors", "run.json"),
 }
-"""Which files a command looks at, by their names."""
+"""Names of the files that a command reads."""
 
 
 def flip(content: bytes, chance: random.Random) -> bytes:
@@ -100,7 +100,7 @@ def replace(content: bytes, chance: random.Random) -> bytes:
 
 
 def places(data: Any) -> list[tuple[Any, Any]]:
-    """Every container with every key of it."""
+    """Return all pairs of a container and one of its keys."""
     if not isinstance(data, dict | list):
         return []
     keys = list(data) if isinstance(data, dict) else list(range(len(data)))
@@ -108,12 +108,12 @@ def places(data: Any) -> list[tuple[Any, Any]]:
 
 
 def change(data: Any, chance: random.Random) -> Any:
-    """A key removed, renamed or added, or a value of another kind."""
-    found = places(data)
-    if not found:
+    """Remove, rename or add a key, or replace a value by one of another type."""
+    candidates = places(data)
+    if not candidates:
         return chance.choice(JUNK)
     for _ in range(chance.choice([1, 1, 2, 4])):
-        container, key = chance.choice(found)
+        container, key = chance.choice(candidates)
         how = chance.randrange(4)
         if how == 0 and isinstance(container, dict):
             container.pop(key, None)
@@ -125,7 +125,7 @@ def change(data: Any, chance: random.Random) -> Any:
 
 
 def rewrite(file: Path, chance: random.Random) -> None:
-    """Well-formed, but with other keys and values."""
+    """Keep the file well-formed, but change keys and values."""
     if file.suffix == ".yaml":
         file.write_text(yaml.safe_dump(change(yaml.safe_load(file.read_text()), chance)))
     elif file.suffix in (".json", ".jsonl"):
@@ -138,7 +138,7 @@ def rewrite(file: Path, chance: random.Random) -> None:
 
 
 class Touch:
-    """What a pickle makes of this writes a file."""
+    """Object whose pickle creates a folder when it is loaded."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -148,7 +148,7 @@ class Touch:
 
 
 def attack(file: Path, mark: Path) -> None:
-    """Something that would run code, were it trusted."""
+    """Replace a file by one that runs code when it is loaded without checks."""
     if file.suffix in (".yaml", ".json", ".jsonl"):
         file.write_text(f"model: !!python/object/apply:os.mkdir ['{mark}']\n")
     else:
@@ -156,10 +156,10 @@ def attack(file: Path, mark: Path) -> None:
 
 
 def damage(folder: Path, command: str, chance: random.Random, mark: Path) -> str:
-    """Spoil something that the command reads; returns what was done."""
+    """Damage a file that the command reads, and return a description."""
     wants_recipe = command in ("recipes", "train")
     below = sorted(path for path in (folder / "run").rglob("*") if path.is_file())
-    # Mostly what the command reads, now and then anything.
+    # Mostly files that the command reads, sometimes any file.
     read = [path for path in below if path.name in READ.get(command, ())] * (chance.random() < 0.8)
     file = folder / "recipe.yaml" if wants_recipe else chance.choice(read or below)
     how = chance.choice(["flip", "cut", "swap", "replace", "rewrite", "rewrite", "other", "attack"])
@@ -177,19 +177,19 @@ def damage(folder: Path, command: str, chance: random.Random, mark: Path) -> str
         elif kind == 2 and not wants_recipe:
             shutil.copy(chance.choice([path for path in below if path != file]), file)
     else:
-        spoil = {"flip": flip, "cut": cut, "swap": swap, "replace": replace}[how]
-        file.write_bytes(spoil(file.read_bytes(), chance))
+        function = {"flip": flip, "cut": cut, "swap": swap, "replace": replace}[how]
+        file.write_bytes(function(file.read_bytes(), chance))
     return f"{command}: {how} of {file.relative_to(folder)}"
 
 
 @contextmanager
 def limit(seconds: int) -> Iterator[None]:
-    """Of the processor: the machine may be busy. What waits for ever is noticed later."""
+    """Limit the CPU time, because the machine may be busy, and the wall-clock time generously."""
 
     def stop(*_: object) -> None:
-        raise AssertionError(f"took more than {seconds} s")
+        raise AssertionError(f"took more than {seconds} CPU seconds")
 
-    before = [signal.signal(number, stop) for number in (signal.SIGPROF, signal.SIGALRM)]
+    previous = [signal.signal(number, stop) for number in (signal.SIGPROF, signal.SIGALRM)]
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.alarm(60 * seconds)
     try:
@@ -197,31 +197,31 @@ def limit(seconds: int) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
-        signal.signal(signal.SIGPROF, before[0])
-        signal.signal(signal.SIGALRM, before[1])
+        signal.signal(signal.SIGPROF, previous[0])
+        signal.signal(signal.SIGALRM, previous[1])
 
 
 def answer(command: str, folder: Path) -> tuple[Any, str, int, list[str]]:
-    """What the program says: on its output, on the other, its exit code, and its warnings."""
-    with warnings.catch_warnings(record=True) as caught, limit(LONGEST):
+    """Run a command; return its stdout, stderr, exit code, and warnings."""
+    with warnings.catch_warnings(record=True) as caught, limit(MAX_CPU_SECONDS):
         warnings.simplefilter("always")
         result = invoke(*COMMANDS[command](folder))
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
     assert "Traceback" not in result.output
     assert "\x1b" not in result.output
-    said = result.stdout.replace(str(folder), "FOLDER")
-    return said, result.stderr, result.exit_code, [str(found.message) for found in caught]
+    output = result.stdout.replace(str(folder), "FOLDER")
+    return output, result.stderr, result.exit_code, [str(warning.message) for warning in caught]
 
 
-def close(found: Any, expected: Any) -> bool:
-    """Whether two objects of JSON are equal but for times."""
+def close(actual: Any, expected: Any) -> bool:
+    """Whether two JSON objects are equal except for times."""
     if isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(
-            close(found[key], value) for key, value in expected.items() if "seconds" not in key
+        return actual.keys() == expected.keys() and all(
+            close(actual[key], value) for key, value in expected.items() if "seconds" not in key
         )
     if isinstance(expected, list):
-        return len(found) == len(expected) and all(map(close, found, expected))
-    return bool(found == expected)
+        return len(actual) == len(expected) and all(map(close, actual, expected))
+    return bool(actual == expected)
 
 
 def shown_text(file: Path) -> str:
@@ -229,31 +229,40 @@ def shown_text(file: Path) -> str:
 
 
 def check(command: str, folder: Path, expected: str, *, is_whole: bool) -> None:
-    """is_whole: no file is missing; of fewer files, another answer may be the right one."""
-    said, error, code, warned = answer(command, folder)
+    """Run a command on a damaged folder and check its output.
+
+    Args:
+        command: Name of the command.
+        folder: The damaged folder.
+        expected: Output for the undamaged folder.
+        is_whole: Whether no file is missing. With fewer files, another output may be correct.
+    """
+    output, error, code, warned = answer(command, folder)
     if code != 0:
-        assert error.strip(), "it failed without a word"
+        assert error.strip(), "it failed without a message"
         return
     if warned or not is_whole:
         return
     if command == "recipes":
-        assert said.rstrip("\n") == printable(shown_text(folder / "recipe.yaml"))
+        assert output.rstrip("\n") == printable(shown_text(folder / "recipe.yaml"))
     elif command in ("train", "resume"):
         run = folder / ("new" if command == "train" else "run")
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         assert lines
         assert all(math.isfinite(line["loss"]) for line in lines)
     elif command == "runs":
-        # The columns are as wide as the name of the folder.
-        words = [[w for w in text.split() if not w.startswith("─")] for text in (said, expected)]
-        assert words[0] == words[1], "another answer, and no warning"
+        # The width of the columns depends on the name of the folder.
+        words = [[w for w in text.split() if not w.startswith("─")] for text in (output, expected)]
+        assert words[0] == words[1], "another output without a warning"
     else:
-        assert close(json.loads(said), json.loads(expected)), "another answer, and no warning"
+        assert close(json.loads(output), json.loads(expected)), "another output without a warning"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_damaged_folders_and_recipes(part: int, whole: Path, tmp_path: Path) -> None:
+def test_damaged_folders_and_recipes_give_an_error_or_the_correct_output(
+    part: int, whole: Path, tmp_path: Path
+) -> None:
     expected = {name: answer(name, whole) for name in COMMANDS if name not in ("train", "resume")}
     assert all(code == 0 for _, _, code, _ in expected.values())
     mark = tmp_path / "code-was-run"
@@ -263,12 +272,12 @@ def test_damaged_folders_and_recipes(part: int, whole: Path, tmp_path: Path) -> 
         command = chance.choice(list(COMMANDS))
         folder = tmp_path / "case"
         shutil.copytree(whole, folder)
-        what = damage(folder, command, chance, mark)
+        description = damage(folder, command, chance, mark)
         try:
-            known = expected[command][0] if command in expected else ""
-            check(command, folder, known, is_whole="other" not in what)
+            undamaged = expected[command][0] if command in expected else ""
+            check(command, folder, undamaged, is_whole="other" not in description)
         except (AssertionError, KeyError, OSError, ValueError) as error:
-            failures.append(f"case {case}, {what}: {error!r}")
-        assert not mark.exists(), f"case {case} ran code, {what}"
+            failures.append(f"case {case}, {description}: {error!r}")
+        assert not mark.exists(), f"case {case} ran code, {description}"
         shutil.rmtree(folder)
     assert not failures, "\n".join(failures)

@@ -1,6 +1,6 @@
-"""Bad files of every kind: one sentence that names file and remedy, and work that they bound.
+"""Invalid and malicious files raise errors that name the file and the remedy, with bounded work.
 
-Nothing is timed. Where a file could ask for endless work, the work is counted, or would not end.
+The work is bounded by memory measurements or counts; a test that hangs has failed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.data.formats import (
 )
 from tests.data.test_sets import WNIDS
 
-# Pickles that a few bytes make astronomically long. In each, `level` repeats what is below it.
+# Opening and closing opcodes of pickles of a few bytes that expand exponentially.
 HALVES = {
     "lists": (b"](", b"e"),
     "tuples": (b"(", b"t"),
@@ -41,7 +41,7 @@ HALVES = {
 
 
 def nested(kind: str, levels: int = 60) -> bytes:
-    """A list or tuple of two of the next smaller one, and so on: 2^levels at the bottom."""
+    """Return a pickled list or tuple that contains the next smaller one twice: 2^levels leaves."""
     opening, closing = HALVES[kind]
     built = opening + b"K\x01K\x01" + closing + b"q\x00"
     for level in range(levels):
@@ -59,7 +59,7 @@ BOMBS: dict[str, bytes] = {
     "tuples in tuples": b"\x80\x02}U\x06labels" + nested("tuples") + b"s.",
     "a key that is hashed": b"\x80\x02}" + nested("tuples") + b"K\x01s.",
     "keys that are hashed": b"\x80\x02}(" + nested("tuples") + b"K\x01u.",
-    "keys of a dictionary of old": b"\x80\x02(" + nested("tuples") + b"K\x01d.",
+    "keys of a dictionary, protocol 0": b"\x80\x02(" + nested("tuples") + b"K\x01d.",
     "members of a set": b"\x80\x04\x8f(" + nested("tuples") + b"\x90.",
     "members of a frozen set": b"\x80\x04(" + nested("tuples") + b"\x91.",
     "a tuple in a list": b"\x80\x02}U\x06labels](" + nested("tuples") + b"es.",
@@ -78,7 +78,9 @@ BOMBS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("kind", BOMBS)
-def test_a_pickle_of_a_few_bytes_is_refused_with_little_work(tmp_path: Path, kind: str) -> None:
+def test_pickle_that_expands_exponentially_is_an_error_with_little_work(
+    tmp_path: Path, kind: str
+) -> None:
     write_cifar10(tmp_path / "cifar-10-batches-py")
     path = tmp_path / "cifar-10-batches-py" / "data_batch_2"
     path.write_bytes(BOMBS[kind])
@@ -92,29 +94,29 @@ def test_a_pickle_of_a_few_bytes_is_refused_with_little_work(tmp_path: Path, kin
     assert len(str(caught.value)) < 500
 
 
-def test_a_text_that_a_list_repeats_is_there_once(tmp_path: Path) -> None:
-    """Ten thousand references to a text of 100,000 letters: a gigabyte, if each were a copy."""
+def test_repeated_text_in_a_pickle_is_stored_once(tmp_path: Path) -> None:
+    """Copies of the text for all 10,000 references would take a gigabyte."""
     path = tmp_path / "meta"
     bomb = b"\x80\x02}U\x04text](" + long_text() + b"h\x00" * 10_000 + b"es."
     path.write_bytes(bomb)
     tracemalloc.start()
     try:
-        found = readers.read_pickle(path)["text"]
+        texts = readers.read_pickle(path)["text"]
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:
         tracemalloc.stop()
-    assert len(found) == 10_001
-    assert len({id(text) for text in found}) == 1
+    assert len(texts) == 10_001
+    assert len({id(text) for text in texts}) == 1
 
 
-def spoiled(content: bytes, chance: random.Random) -> bytes:
-    damaged = bytearray(content[: chance.randint(1, len(content))])
+def damaged(content: bytes, chance: random.Random) -> bytes:
+    result = bytearray(content[: chance.randint(1, len(content))])
     for _ in range(chance.randint(0, 3)):
-        damaged[chance.randrange(len(damaged))] = chance.randrange(256)
-    return bytes(damaged)
+        result[chance.randrange(len(result))] = chance.randrange(256)
+    return bytes(result)
 
 
-def test_damaged_batches_of_every_kind_give_data_or_our_error(tmp_path: Path) -> None:
+def test_damaged_files_of_every_format_give_data_or_a_data_file_error(tmp_path: Path) -> None:
     write_cifar10(tmp_path / "cifar-10-batches-py", samples=2)
     write_cifar100(tmp_path / "cifar-100-python", samples=2)
     write_mnist(tmp_path / "MNIST" / "raw", zipped=True, samples=2)
@@ -135,23 +137,23 @@ def test_damaged_batches_of_every_kind_give_data_or_our_error(tmp_path: Path) ->
     chance = random.Random(0)
     for name, file, options in files:
         path = tmp_path / file
-        good, refused = path.read_bytes(), []
+        good, errors = path.read_bytes(), []
         for _ in range(40):
-            path.write_bytes(spoiled(good, chance))
+            path.write_bytes(damaged(good, chance))
             try:
                 load_dataset(name, tmp_path, **options)
             except DataFileError as error:
-                refused.append(str(error))
+                errors.append(str(error))
         path.write_bytes(good)
-        assert len(refused) > 20
-        assert all("; " in message and "\n" not in message for message in refused)
+        assert len(errors) > 20
+        assert all("; " in message and "\n" not in message for message in errors)
 
 
-def test_a_zipped_idx_file_is_unzipped_no_further_than_it_says(tmp_path: Path) -> None:
+def test_zipped_idx_file_is_unzipped_only_to_its_stated_size(tmp_path: Path) -> None:
     write_mnist(tmp_path / "MNIST" / "raw", zipped=True)
     path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
-    said = idx_bytes(np.zeros((20, 28, 28), dtype=np.uint8))
-    path.write_bytes(gzip.compress(said + bytes(2**26)))
+    stated = idx_bytes(np.zeros((20, 28, 28), dtype=np.uint8))
+    path.write_bytes(gzip.compress(stated + bytes(2**26)))
     tracemalloc.start()
     try:
         with pytest.raises(DataFileError, match=r"20×28×28 bytes, but more follow; replace it"):
@@ -162,32 +164,32 @@ def test_a_zipped_idx_file_is_unzipped_no_further_than_it_says(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_a_size_beyond_all_is_not_believed(tmp_path: Path, zipped: bool) -> None:
+def test_absurd_stated_size_is_an_error(tmp_path: Path, zipped: bool) -> None:
     write_mnist(tmp_path / "MNIST" / "raw", zipped=zipped)
     name = "train-images-idx3-ubyte" + (".gz" if zipped else "")
-    said = struct.pack(">HBB3I", 0, 8, 3, 2**31, 2**16, 2**16) + bytes(1000)
-    (tmp_path / "MNIST" / "raw" / name).write_bytes(gzip.compress(said) if zipped else said)
+    header = struct.pack(">HBB3I", 0, 8, 3, 2**31, 2**16, 2**16) + bytes(1000)
+    (tmp_path / "MNIST" / "raw" / name).write_bytes(gzip.compress(header) if zipped else header)
     with pytest.raises(DataFileError, match=r"says that it holds .*, more than the 1,073,741,824"):
         load_dataset("mnist", tmp_path)
 
 
-def test_a_flipped_bit_in_a_zipped_idx_file_is_noticed_or_harmless(tmp_path: Path) -> None:
+def test_flipped_bit_in_a_zipped_idx_file_is_an_error_or_harmless(tmp_path: Path) -> None:
     write_mnist(tmp_path / "MNIST" / "raw", zipped=True)
     path = tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte.gz"
     good, chance = path.read_bytes(), random.Random(0)
-    before = load_dataset("mnist", tmp_path).train.fetch(torch.arange(20))
+    expected = load_dataset("mnist", tmp_path).train.fetch(torch.arange(20))
     for place in range(len(good)):
-        damaged = bytearray(good)
-        damaged[place] ^= 1 << chance.randrange(8)
-        path.write_bytes(damaged)
+        flipped = bytearray(good)
+        flipped[place] ^= 1 << chance.randrange(8)
+        path.write_bytes(flipped)
         try:
-            found = load_dataset("mnist", tmp_path).train.fetch(torch.arange(20))
+            data = load_dataset("mnist", tmp_path).train.fetch(torch.arange(20))
         except DataFileError:
             continue
-        assert all(map(torch.equal, found, before))
+        assert all(map(torch.equal, data, expected))
 
 
-def test_a_file_too_large_for_memory_is_not_read(
+def test_file_above_the_size_limit_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readers, "MOST_BYTES", 2000)
@@ -214,7 +216,7 @@ PIPES: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("file", PIPES)
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, file: str) -> None:
+def test_pipe_instead_of_a_file_is_an_error(tmp_path: Path, file: str) -> None:
     name, write = PIPES[file]
     write(tmp_path)
     (tmp_path / file).unlink()
@@ -228,13 +230,14 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, file: s
         read()
 
 
-def test_a_pipe_among_images_is_told_of(tmp_path: Path) -> None:
+def test_pipe_among_images_is_an_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.png")
     with pytest.raises(ValueError, match="there is no file or folder"):
         find_images([tmp_path / "a.png"])
 
 
-def laughs(levels: int) -> str:
+def alias_bomb(levels: int) -> str:
+    """Return YAML whose aliases expand to 9^levels values."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
     return "\n".join(lines)
@@ -247,9 +250,9 @@ training: {epochs: 1}
 """
 
 YAML: dict[str, tuple[str, str]] = {
-    "aliases of aliases": (f"{laughs(30)}\n{RECIPE % '{channels: *a29}'}", "aliases"),
+    "aliases of aliases": (f"{alias_bomb(30)}\n{RECIPE % '{channels: *a29}'}", "aliases"),
     "an alias of itself": (RECIPE % "&me {channels: [*me]}", "aliases"),
-    "merged again and again": (
+    "nested merges": (
         "a0: &a0 {k: 1}\n"
         + "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 30)),
         "aliases",
@@ -259,7 +262,7 @@ YAML: dict[str, tuple[str, str]] = {
     "many values": (RECIPE % ("[" + "1," * 20_000 + "]"), "more than 10,000 values"),
     "bytes": ("\udcff\udcfe", "not YAML"),
     "a date": ("about: 2024-13-45", "month"),
-    "a tag with nothing": ("about: !!int ''", "not YAML"),
+    "a tag without a value": ("about: !!int ''", "not YAML"),
     "code": ("about: !!python/object/apply:os.system ['true']", "could not determine a constr"),
     "a key that is a list": ("? [1, 2]\n: 3", "key"),
     "two documents": ("a: 1\n---\nb: 2", "document"),
@@ -267,7 +270,7 @@ YAML: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("kind", YAML)
-def test_a_bad_recipe_is_refused_with_a_sentence(tmp_path: Path, kind: str) -> None:
+def test_invalid_recipe_is_an_error_on_one_line(tmp_path: Path, kind: str) -> None:
     text, message = YAML[kind]
     path = tmp_path / "bad.yaml"
     path.write_bytes(text.encode(errors="surrogateescape"))
@@ -278,14 +281,14 @@ def test_a_bad_recipe_is_refused_with_a_sentence(tmp_path: Path, kind: str) -> N
 
 
 @pytest.mark.parametrize("value", ["[1", "&a [*a]", "!!int ''", "[" * 5000])
-def test_a_bad_override_is_refused_with_a_sentence(tmp_path: Path, value: str) -> None:
+def test_invalid_override_is_an_error(tmp_path: Path, value: str) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(RECIPE % "{}")
     with pytest.raises(RecipeError, match=r"'training\.epochs' is not YAML"):
         load_recipe(path, [f"training.epochs={value}"])
 
 
-def test_aliases_that_are_meant_well_are_followed() -> None:
+def test_small_aliases_are_followed() -> None:
     assert parse_yaml("a: &a {k: [1, 2]}\nb: *a\nc: {<<: *a, d: 3}") == {
         "a": {"k": [1, 2]},
         "b": {"k": [1, 2]},
@@ -295,13 +298,13 @@ def test_aliases_that_are_meant_well_are_followed() -> None:
     assert len(parse_yaml("[" + "1," * (MOST_VALUES - 1) + "]")) == MOST_VALUES - 1
 
 
-def test_a_real_batch_is_read_as_before(tmp_path: Path) -> None:
-    """What Python 2 wrote, and what the protocols of Python 3 before 3.8 write, hold the same."""
+def test_pickles_of_all_protocols_are_read_alike(tmp_path: Path) -> None:
+    """Includes the format of Python 2 and the protocols before Python 3.8."""
     batch = cifar_batch(3, 0, labels=[1, 2, 3])
     path = tmp_path / "batch"
     for content in (python2_pickle(batch), *(pickle.dumps(batch, protocol=p) for p in range(5))):
         path.write_bytes(content)
-        found = readers.read_pickle(path)
-        assert torch.equal(found["data"], torch.from_numpy(batch["data"]))
-        assert found["labels"] == [1, 2, 3]
-        assert found["filenames"] == ["0.png", "1.png", "2.png"]
+        restored = readers.read_pickle(path)
+        assert torch.equal(restored["data"], torch.from_numpy(batch["data"]))
+        assert restored["labels"] == [1, 2, 3]
+        assert restored["filenames"] == ["0.png", "1.png", "2.png"]

@@ -1,4 +1,4 @@
-"""Whatever happens to a run, nothing is lost and nothing is silently wrong."""
+"""Runs survive crashes, refused writes, and flipped bits without silent errors."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def environment() -> dict[str, str]:
 
 @posix
 @pytest.mark.parametrize(
-    ("trial", "least"),
+    ("trial", "min_events"),
     [
-        ("kills", 80),  # what a kill -9 at any event leaves, then --resume: the same as without
-        ("replaced", 80),  # what a kill -9 in --overwrite leaves: the old run or the new one
-        ("refusals", 100),  # a full or read-only disk, too many files, from every event on
+        ("kills", 80),  # kill -9 at any event, then --resume: the same result as without
+        ("replaced", 80),  # kill -9 during --overwrite: the old or the new run is intact
+        ("refusals", 100),  # a full or read-only disk or too many files, from any event on
     ],
 )
-def test_no_fault_at_any_event_loses_anything(trial: str, least: int) -> None:
-    ended = subprocess.run(
+def test_no_fault_at_any_event_loses_data(trial: str, min_events: int) -> None:
+    run = subprocess.run(
         [sys.executable, "-m", "tests.faults.trials", trial],
         env=environment(),
         cwd=ROOT,
@@ -50,22 +50,22 @@ def test_no_fault_at_any_event_loses_anything(trial: str, least: int) -> None:
         text=True,
         check=False,
     )
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout)
-    assert found["wrong"] == {}
-    assert found["events"] >= least
-    assert found["states"] >= least / 2, "they differ"
+    assert run.returncode == 0, run.stderr
+    result = json.loads(run.stdout)
+    assert result["wrong"] == {}
+    assert result["events"] >= min_events
+    assert result["states"] >= min_events / 2, "too few different states"
 
 
-def test_a_flipped_bit_is_told_or_harmless(tmp_path: Path) -> None:
-    """Of weights, 119 of 120 were accepted, and a loss of 1.73 became 1.8e35."""
+def test_flipped_bit_is_reported_or_harmless(tmp_path: Path) -> None:
+    """An undetected flip in the weights can raise a loss from 1.73 to 1.8e35."""
     trials.prepare()
     folder = tmp_path / "run"
     trials.train(folder)
     store_evaluation(folder, {"accuracy": 0.5, "loss": 1.25})
 
     def used() -> dict[str, Any]:
-        """By all who read a run."""
+        """Return all results that are read from the run."""
         (compared,) = read_runs([folder])
         facts = {key: value for key, value in compared.as_data().items() if "seconds" not in key}
         return {**trials.outcome(folder), "compared": trials.plain(facts)}
@@ -73,7 +73,7 @@ def test_a_flipped_bit_is_told_or_harmless(tmp_path: Path) -> None:
     whole = used()
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     draw = random.Random(0)
-    told = 0
+    reported = 0
     for trial in range(FLIPS):
         file = files[trial % len(files)]
         content = file.read_bytes()
@@ -88,19 +88,19 @@ def test_a_flipped_bit_is_told_or_harmless(tmp_path: Path) -> None:
             try:
                 assert used() == whole, (file, bit)
             except (OSError, ValueError, UserWarning):
-                told += 1
+                reported += 1
         file.write_bytes(content)
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert used() == whole
-    # Nobody looks at the older checkpoint while the newer one is sound.
-    assert told > 0.75 * FLIPS
+    # The older checkpoint is not read while the newer one is intact.
+    assert reported > 0.75 * FLIPS
 
 
 @pytest.mark.skipif(not distributed.is_available(), reason="torch without distributed")
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
 @pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL])
-def test_no_process_trains_on_without_its_parent(ended_by: signal.Signals, tmp_path: Path) -> None:
-    """With SIGINT ignored, as in the background of a script, both went on, and wrote."""
+def test_workers_end_with_their_parent_process(ended_by: signal.Signals, tmp_path: Path) -> None:
+    """SIGINT is ignored, as for background jobs of a script."""
     command = [sys.executable, "-m", "equilibria", "train", "digits-opteq", "--devices", "2"]
     process = subprocess.Popen(
         [*command, "training.epochs=9999", "--device", "cpu", "--output", str(tmp_path / "run")],
@@ -117,22 +117,22 @@ def test_no_process_trains_on_without_its_parent(ended_by: signal.Signals, tmp_p
         assert len(workers) == 2
         process.send_signal(ended_by)
         process.wait(60)
-        until(lambda: not any(map(runs, workers)))
+        until(lambda: not any(map(is_running, workers)))
     finally:
         process.kill()
-        for worker in filter(runs, workers):
+        for worker in filter(is_running, workers):
             os.kill(int(worker), signal.SIGKILL)
 
 
-def runs(pid: str) -> bool:
+def is_running(pid: str) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-def until(holds: Any, seconds: float = 240) -> None:
+def until(condition: Any, seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
-    while not holds():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)

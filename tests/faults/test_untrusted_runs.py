@@ -1,4 +1,4 @@
-"""Run folders from anywhere: what they name, and what their recipes ask for, is checked first."""
+"""Run folders of unknown origin: file names, links, and sizes are checked before use."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained_once: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change."""
+    """A copy of the run that a test may change."""
     return Path(shutil.copytree(trained_once, tmp_path / "run"))
 
 
 @pytest.fixture
 def unfinished(run: Path) -> Path:
-    """A run whose weights are those of a checkpoint."""
+    """A run without final weights, which are read from its checkpoint."""
     (run / "model.safetensors").unlink()
     return run
 
@@ -51,7 +51,7 @@ def checkpoint(run: Path) -> Path:
 
 
 def name_in_manifest(run: Path, name: str) -> None:
-    """Have the manifest of the checkpoint name one more file."""
+    """Add a file to the manifest of the checkpoint."""
     path = checkpoint(run) / "manifest.json"
     manifest = unsealed(path.read_text(), path)
     manifest["files"][name] = "0" * 64
@@ -61,8 +61,8 @@ def name_in_manifest(run: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["/etc/hostname", "../../config.yaml", "pipe", "optimizer.pt", "./state.pt"]
 )
-def test_a_manifest_may_name_the_files_of_a_checkpoint_only(unfinished: Path, name: str) -> None:
-    """Naming /dev/zero or a pipe, it had `load` read for ever."""
+def test_manifest_may_name_only_the_files_of_a_checkpoint(unfinished: Path, name: str) -> None:
+    """Otherwise `load` would read /dev/zero or a pipe forever."""
     name_in_manifest(unfinished, name)
     with (
         pytest.warns(CheckpointWarning, match=f"names .*'{name}', but a checkpoint has"),
@@ -71,7 +71,7 @@ def test_a_manifest_may_name_the_files_of_a_checkpoint_only(unfinished: Path, na
         eq.load(unfinished)
 
 
-def test_an_unfinished_run_still_loads(unfinished: Path) -> None:
+def test_unfinished_run_is_loaded_from_its_checkpoint(unfinished: Path) -> None:
     with pytest.warns(CheckpointWarning, match="weights after epoch 1 of 1"):
         assert eq.load(unfinished).images.image_shape == (1, 8, 8)
 
@@ -83,7 +83,7 @@ PLACES: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_links_out_of_the_folder_are_refused(run: Path, tmp_path: Path, place: str) -> None:
+def test_links_out_of_the_folder_are_errors(run: Path, tmp_path: Path, place: str) -> None:
     file = PLACES[place](run)
     outside = shutil.move(file, tmp_path / "elsewhere")
     file.symlink_to(outside)
@@ -91,9 +91,7 @@ def test_links_out_of_the_folder_are_refused(run: Path, tmp_path: Path, place: s
         eq.load(run)
 
 
-def test_links_inside_of_the_folder_and_to_the_folder_are_followed(
-    run: Path, tmp_path: Path
-) -> None:
+def test_links_within_the_folder_and_to_the_folder_are_followed(run: Path, tmp_path: Path) -> None:
     weights = run / "model.safetensors"
     weights.rename(run / "weights")
     weights.symlink_to("weights")
@@ -101,9 +99,7 @@ def test_links_inside_of_the_folder_and_to_the_folder_are_followed(
     assert eq.load(tmp_path / "link").images.image_shape == (1, 8, 8)
 
 
-def test_a_checkpoint_that_is_a_link_out_of_the_folder_is_refused(
-    unfinished: Path, tmp_path: Path
-) -> None:
+def test_checkpoints_linked_from_outside_are_skipped(unfinished: Path, tmp_path: Path) -> None:
     outside = shutil.move(unfinished / "checkpoints", tmp_path / "elsewhere")
     (unfinished / "checkpoints").symlink_to(outside)
     with (
@@ -114,7 +110,7 @@ def test_a_checkpoint_that_is_a_link_out_of_the_folder_is_refused(
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
-def test_a_pipe_in_a_checkpoint_is_not_waited_for(unfinished: Path, name: str) -> None:
+def test_checkpoint_with_a_pipe_is_skipped(unfinished: Path, name: str) -> None:
     file = checkpoint(unfinished) / name
     file.unlink()
     os.mkfifo(file)
@@ -125,15 +121,15 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(unfinished: Path, name: str) -
         eq.load(unfinished)
 
 
-def test_a_pipe_in_the_place_of_the_facts_of_a_run_is_not_waited_for(run: Path) -> None:
+def test_pipe_instead_of_the_metrics_is_an_error(run: Path) -> None:
     (run / "metrics.jsonl").unlink()
     os.mkfifo(run / "metrics.jsonl")
     with pytest.raises(DamagedFileError, match="a pipe or a device"):
         eq.training.RunFolder(run).read_metrics()
 
 
-def test_files_that_are_far_too_large_are_refused_unread(run: Path) -> None:
-    """Their blocks are holes: they take no space on the disk."""
+def test_oversized_files_are_not_read(run: Path) -> None:
+    """The test files are sparse and take no space on the disk."""
     os.truncate(run / "model.safetensors", 2**34)
     with pytest.raises(DamagedFileError, match="17,179,869,184 bytes, but its model has"):
         eq.load(run)
@@ -142,7 +138,7 @@ def test_files_that_are_far_too_large_are_refused_unread(run: Path) -> None:
         assert eq.training.RunFolder(run).facts() == {}
 
 
-def test_a_checkpoint_that_is_far_too_large_is_passed_over_unread(unfinished: Path) -> None:
+def test_oversized_checkpoint_is_skipped_unread(unfinished: Path) -> None:
     os.truncate(checkpoint(unfinished) / "model.safetensors", 2**36)
     with (
         pytest.warns(CheckpointWarning, match="68.7 GB, more than the 10 GB"),
@@ -151,8 +147,8 @@ def test_a_checkpoint_that_is_far_too_large_is_passed_over_unread(unfinished: Pa
         eq.load(unfinished)
 
 
-def ask_for(run: Path, options: dict[str, Any], **model: Any) -> None:
-    """Change the model in the recipe of a run, without the checksum that would reveal it."""
+def change_model(run: Path, options: dict[str, Any], **model: Any) -> None:
+    """Change the model in the recipe of a run, and remove the checksum of the recipe."""
     config = run / "config.yaml"
     recipe = yaml.safe_load(config.read_text())
     recipe["model"]["options"] |= options
@@ -175,10 +171,10 @@ def ask_for(run: Path, options: dict[str, Any], **model: Any) -> None:
         ({"solver": {"name": "broyden", "rank": 10**9}}, "GB"),
     ],
 )
-def test_models_of_absurd_sizes_are_refused(
+def test_models_of_absurd_sizes_are_errors(
     run: Path, options: dict[str, Any], message: str
 ) -> None:
-    ask_for(run, options)
+    change_model(run, options)
     with pytest.raises(ModelSizeError, match=message) as caught:
         eq.load(run)
     assert "max_gigabytes" in str(caught.value)
@@ -206,7 +202,7 @@ def test_every_family_is_checked(name: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("fact", ["frame", "image_shape"])
-def test_images_of_absurd_sizes_are_refused(run: Path, fact: str) -> None:
+def test_images_of_absurd_sizes_are_errors(run: Path, fact: str) -> None:
     mark = unsealed((run / "run.json").read_text(), "")
     huge = [1_000_000, 1_000_000]
     mark["images"][fact] = [1, *huge] if fact == "image_shape" else {"size": huge, "cover": None}
@@ -215,7 +211,7 @@ def test_images_of_absurd_sizes_are_refused(run: Path, fact: str) -> None:
         eq.load(run)
 
 
-def test_the_limit_can_be_raised_and_lowered(run: Path, tmp_path: Path) -> None:
+def test_size_limit_can_be_raised_and_lowered(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelSizeError, match=r"needs about .* more than the 5e-06 GB"):
         eq.load(run, max_gigabytes=5e-6)
     assert eq.load(run, max_gigabytes=0.1).images.image_shape == (1, 8, 8)
@@ -232,26 +228,26 @@ def test_the_limit_can_be_raised_and_lowered(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", eq.list_models())
-def test_every_preset_is_within_the_limit(name: str) -> None:
-    """On images of the size that its paper has."""
-    known = eq.models.model_options(name)
-    channels = known["in_channels"] if isinstance(known.get("in_channels"), int) else 3
+def test_every_preset_is_within_the_size_limit(name: str) -> None:
+    """For images of the size in its paper."""
+    options = eq.models.model_options(name)
+    channels = options["in_channels"] if isinstance(options.get("in_channels"), int) else 3
     sides = {"cityscapes": (1024, 2048), "segmentation": (360, 480), "imagenet": (224, 224)}
     height, width = next((sides[part] for part in sides if part in name), (32, 32))
     eq.training.sizes.check_model_size(name, {}, (channels, height, width))
 
 
-def test_estimating_the_size_of_a_model_changes_no_initial_weight() -> None:
+def test_estimating_the_size_does_not_change_initial_weights() -> None:
     recipe = eq.training.load_recipe("digits-opteq", [*SMALL[1:]])
     torch.manual_seed(recipe.training.seed)
     options = {"in_channels": 1, "num_classes": 10, "channels": 4, "width": 4}
     options = {**recipe.model.options, **options}
     expected = eq.create_model(recipe.model.name, **options).state_dict()
-    found = Experiment.of(recipe).model.state_dict()
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    weights = Experiment.of(recipe).model.state_dict()
+    assert all(torch.equal(weights[key], value) for key, value in expected.items())
 
 
-def test_a_manifest_that_holds_no_files_is_passed_over(unfinished: Path) -> None:
+def test_checkpoint_with_an_invalid_manifest_is_skipped(unfinished: Path) -> None:
     (checkpoint(unfinished) / "manifest.json").write_text(sealed_json({"files": "/dev/zero"}))
     with (
         pytest.warns(CheckpointWarning, match="names '/dev/zero', but a checkpoint has"),

@@ -1,7 +1,7 @@
-"""A training whose every access to its folder is an event, at which it is killed or refused.
+"""Training runs that are killed, or whose file accesses fail, at every access to their folder.
 
-As a program: forks children from a process that has imported everything, and prints a JSON object
-of what came of them. A fresh interpreter for each would take most of the time.
+Run as a program, this forks children from a process that has imported everything, which is faster
+than new interpreters, and prints the results as a JSON object.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FAULTS: dict[int, set[str]] = {
     errno.EROFS: CHANGES | {"open to write"},
     errno.EMFILE: {"open to write", "open"},
 }
-"""What a full disk, a read-only one and the limit of open files refuse."""
+"""Events that fail with a full disk, a read-only disk, and too many open files."""
 
 
 def prepare() -> None:
@@ -67,7 +67,7 @@ def train(folder: Path, *, seed: int = 0, epochs: int = 2, **options: Any) -> No
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """All that a run leaves, without the times, which differ from run to run."""
+    """Return all results of a run except times."""
     run, states = RunFolder(folder), []
     kept = Checkpoints(run.checkpoints)
 
@@ -75,7 +75,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         states.append((weights, vars(state)))
 
     kept.load(take)
-    found = {
+    results = {
         "weights": read_weights(run.weights),
         "best": read_weights(kept.best),
         "metrics": run.read_metrics(),
@@ -84,11 +84,11 @@ def outcome(folder: Path) -> dict[str, Any]:
         "recipe": run.recipe().as_data(),
         "left over": [path.name for path in folder.rglob("*.tmp")],
     }
-    return plain(found)
+    return plain(results)
 
 
 def plain(value: Any) -> Any:
-    """Something to compare: tensors as numbers, without times."""
+    """Convert a value for comparison: tensors to lists, without times."""
     if isinstance(value, dict):
         items = value.items()
         return {str(k): plain(v) for k, v in items if k not in ("seconds", "cpu_seconds")}
@@ -100,7 +100,7 @@ def plain(value: Any) -> Any:
 
 
 def watch(folder: Path, at_event: Callable[[str], None]) -> None:
-    """Call `at_event` with the kind of everything that is done to files below a folder."""
+    """Call `at_event` with the kind of every access to files below a folder."""
     place = str(folder)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -150,7 +150,7 @@ def watch(folder: Path, at_event: Callable[[str], None]) -> None:
 
 
 def exit_code(work: Callable[[], None]) -> int:
-    """0, 1 for an error that the program tells in a sentence, and 3 for another."""
+    """Return 0, or 1 after an error with a one-line message, or 3 after another error."""
     try:
         work()
     except (OSError, ValueError) as error:
@@ -161,7 +161,7 @@ def exit_code(work: Callable[[], None]) -> int:
 
 
 def in_child(work: Callable[[], None]) -> int:
-    """The exit code of a forked process that does this."""
+    """Run a function in a forked process and return its exit code."""
     child = os.fork()
     if child == 0:
         code = 3
@@ -172,26 +172,25 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def left_by_kills(folder: Path, **options: Any) -> tuple[int, list[Path]]:
-    """How many events a training has, and what is in its place when it is killed at one of them.
+def states_after_kills(folder: Path, **options: Any) -> tuple[int, list[Path]]:
+    """Return the number of events of a training, and copies of its folder at the events.
 
-    A kill leaves what is on the disk at that moment: a copy is the same, and costs no training.
-    Where an event follows another that changed nothing, one of them is enough.
+    A copy is what a kill at that moment leaves. Equal consecutive states are copied once.
     """
-    kept = folder.parent.with_name("left by kills")
+    kept = folder.parent.with_name("states after kills")
 
     def work() -> None:
-        before: dict[str, bytes] = {}
+        previous: dict[str, bytes] = {}
         count = 0
 
         def at_event(kind: str) -> None:
-            nonlocal before, count
+            nonlocal previous, count
             if kind != "open":
                 count += 1
-                now = content(folder.parent)
-                if now != before or count == 1:
+                current = content(folder.parent)
+                if current != previous or count == 1:
                     shutil.copytree(folder.parent, kept / f"{count:04}")
-                    before = now
+                    previous = current
 
         folder.parent.mkdir(exist_ok=True)
         watch(folder.parent, at_event)
@@ -204,16 +203,16 @@ def left_by_kills(folder: Path, **options: Any) -> tuple[int, list[Path]]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """All that there is below a folder, by name; whichever process a temporary file is of."""
-    found = {}
+    """Return all content below a folder by name, without process ids of temporary files."""
+    files = {}
     for path in sorted(folder.rglob("*")):
         name = re.sub(r"\.\d+\.tmp$", ".tmp", str(path.relative_to(folder)))
-        found[name] = path.read_bytes() if path.is_file() else b"a folder"
-    return found
+        files[name] = path.read_bytes() if path.is_file() else b"a folder"
+    return files
 
 
-def refused_from(number: int, fault: int, folder: Path) -> int:
-    """From an event on, all of the kind are refused."""
+def train_with_fault(number: int, fault: int, folder: Path) -> int:
+    """Train while all accesses of a kind fail from event `number` on; return the exit code."""
 
     def work() -> None:
         count = 0
@@ -232,47 +231,47 @@ def refused_from(number: int, fault: int, folder: Path) -> int:
 
 
 def kills(place: Path) -> dict[str, Any]:
-    """Killed at every event, then resumed: what differs from a run that nobody killed."""
-    epochs = 3  # Two checkpoints are kept: the third epoch deletes one.
+    """Kill at every event, then resume; compare with an uninterrupted run."""
+    epochs = 3  # The third epoch deletes a checkpoint, because two are kept.
     train(place / "whole" / "run", epochs=epochs)
     whole = outcome(place / "whole" / "run")
     wrong = {}
     folder = place / "killed" / "run"
-    events, left = left_by_kills(folder, epochs=epochs)
-    for state in left:
+    events, states = states_after_kills(folder, epochs=epochs)
+    for state in states:
         shutil.copytree(state, folder.parent)
-        again = exit_code(lambda: train(folder, epochs=epochs, resume=True))
-        found = outcome(folder) if again == 0 else {"exit": again}
-        differing = [key for key in whole if found.get(key) != whole[key]]
-        beside = [path.name for path in folder.parent.iterdir() if path != folder]
-        if differing or beside:
-            wrong[state.name] = [differing, beside]
+        code = exit_code(lambda: train(folder, epochs=epochs, resume=True))
+        results = outcome(folder) if code == 0 else {"exit": code}
+        differing = [key for key in whole if results.get(key) != whole[key]]
+        leftovers = [path.name for path in folder.parent.iterdir() if path != folder]
+        if differing or leftovers:
+            wrong[state.name] = [differing, leftovers]
         shutil.rmtree(folder.parent)
-    return {"events": events, "states": len(left), "wrong": wrong}
+    return {"events": events, "states": len(states), "wrong": wrong}
 
 
 def replaced(place: Path) -> dict[str, Any]:
-    """Killed at every event of a run that replaces another: one of the two is always whole."""
+    """Kill at every event of a run that replaces another; one of the two must be intact."""
     folder = place / "one" / "run"
     train(folder)
     earlier = outcome(folder)
     train(place / "other" / "run", seed=1)
     whole = outcome(place / "other" / "run")
-    events, left = left_by_kills(folder, seed=1, overwrite=True)
+    events, states = states_after_kills(folder, seed=1, overwrite=True)
     wrong, gone = {}, 0
-    for state in left:
+    for state in states:
         shutil.copytree(state, folder.parent)
         aside = folder.parent / ".run.replaced"
         if not any(is_whole(path, earlier) for path in (folder, aside)):
-            # It has gone; then the new run has a checkpoint to go on from.
+            # The old run is gone, so the new one must have a checkpoint to resume from.
             gone += 1
             resumed = exit_code(lambda: train(folder, seed=1, resume=True))
             if resumed != 0 or outcome(folder) != whole:
                 wrong[state.name] = resumed
         shutil.rmtree(folder.parent)
         if gone == 5:
-            break  # From then on it is a run like others.
-    return {"events": events, "states": len(left), "gone": gone, "wrong": wrong}
+            break  # From here on, it is an ordinary run.
+    return {"events": events, "states": len(states), "gone": gone, "wrong": wrong}
 
 
 def is_whole(folder: Path, expected: dict[str, Any]) -> bool:
@@ -283,7 +282,7 @@ def is_whole(folder: Path, expected: dict[str, Any]) -> bool:
 
 
 def refusals(place: Path) -> dict[str, Any]:
-    """Refused from every event on, in one way after the other; then the fault is gone."""
+    """Let all accesses fail from every event on, for each fault; then resume without it."""
     train(place / "whole" / "run")
     whole = outcome(place / "whole" / "run")
     wrong: dict[str, Any] = {}
@@ -295,20 +294,21 @@ def refusals(place: Path) -> dict[str, Any]:
         while True:
             number += 1
             folder.parent.mkdir()
-            code = refused_from(number, fault, folder)
+            code = train_with_fault(number, fault, folder)
             if code == 0 and outcome(folder) == whole:
-                # Either the end, or a fault of something that is not needed.
+                # There is no such event, or the fault did not matter.
                 shutil.rmtree(folder.parent)
                 break
-            # Many leave the same, and from the same the same comes.
-            left = repr(content(folder.parent))
-            if left not in resumed:
-                again = exit_code(lambda: train(folder, resume=True))
-                found = outcome(folder) if again == 0 else {}
-                resumed[left] = again, [key for key in whole if found.get(key) != whole[key]]
-            again, differing = resumed[left]
+            # Many faults leave the same state, which is resumed only once.
+            state = repr(content(folder.parent))
+            if state not in resumed:
+                resumed_code = exit_code(lambda: train(folder, resume=True))
+                results = outcome(folder) if resumed_code == 0 else {}
+                differing = [key for key in whole if results.get(key) != whole[key]]
+                resumed[state] = resumed_code, differing
+            resumed_code, differing = resumed[state]
             if code != 1 or differing:
-                wrong[f"{errno.errorcode[fault]} {number}"] = [code, again, differing]
+                wrong[f"{errno.errorcode[fault]} {number}"] = [code, resumed_code, differing]
             shutil.rmtree(folder.parent)
         events += number - 1
     return {"events": events, "states": len(resumed), "wrong": wrong}
@@ -317,9 +317,9 @@ def refusals(place: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    # A kill loses nothing that was written; only a crash of the machine would.
+    # A kill does not lose written data, so fsync is not needed.
     os.fsync = lambda descriptor: None
-    # What a training writes then depends on nothing but its recipe.
+    # Without times, the files depend only on the recipe.
     time.perf_counter = time.process_time = lambda: 0.0
     prepare()
     trials = {"kills": kills, "replaced": replaced, "refusals": refusals}

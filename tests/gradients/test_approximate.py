@@ -1,4 +1,4 @@
-"""The approximate rules keep what they promise."""
+"""Approximate gradient rules: their series, errors and costs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def gradient(rule: eq.gradients.GradientRule, x: Tensor, cell: eq.Cell) -> Tenso
     solver = eq.Anderson(tolerance=1e-12, max_iterations=2000)
     layer = eq.EquilibriumLayer(cell=cell, solver=solver, gradient=rule)
     x = x.clone().requires_grad_()
-    (found,) = torch.autograd.grad(layer(x).sum(), x)
-    return found
+    (result,) = torch.autograd.grad(layer(x).sum(), x)
+    return result
 
 
 @pytest.mark.parametrize("damping", [1.0, 0.6])
@@ -27,8 +27,8 @@ def test_phantom_is_the_truncated_neumann_series(steps: int, damping: float) -> 
     damped = damping * A + (1 - damping) * torch.eye(5, dtype=torch.float64)
     series = sum(torch.linalg.matrix_power(damped, k) for k in range(steps)) * damping
     expected = torch.ones(1, 5, dtype=torch.float64) @ series
-    found = gradient(eq.Phantom(steps=steps, damping=damping), problem.x, problem.cell)
-    torch.testing.assert_close(found, expected.expand(4, 5), rtol=1e-10, atol=1e-10)
+    result = gradient(eq.Phantom(steps=steps, damping=damping), problem.x, problem.cell)
+    torch.testing.assert_close(result, expected.expand(4, 5), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["relu_active_set", "tanh", "linear_nonsymmetric"])
@@ -38,10 +38,10 @@ def test_phantom_error_is_bounded_by_the_contraction(name: str) -> None:
     q = 0.9 if name != "relu_active_set" else 0.81
     damping = 0.8
     for steps in (1, 5, 20, 80):
-        found = gradient(eq.Phantom(steps=steps, damping=damping), problem.x, problem.cell)
+        result = gradient(eq.Phantom(steps=steps, damping=damping), problem.x, problem.cell)
         bound = (1 - damping + damping * max(q, 0.9025)) ** steps
-        error = (found - exact).norm(dim=1)
-        # The remainder of the series: powers of J applied to the exact gradient.
+        error = (result - exact).norm(dim=1)
+        # The remainder of the series: a power of J applied to the exact gradient.
         assert (error <= bound * exact.norm(dim=1).clamp_min(1) * 3).all()
 
 
@@ -67,21 +67,21 @@ def test_unrolled_is_the_iteration_and_its_gradient() -> None:
         layer = eq.EquilibriumLayer(
             cell=problem.cell, gradient=eq.Unrolled(steps=7, checkpoint=checkpoint)
         )
-        again = problem.x.clone().requires_grad_()
-        output = layer(again)
-        (found,) = torch.autograd.grad(output.sum(), again)
+        x_copy = problem.x.clone().requires_grad_()
+        output = layer(x_copy)
+        (result,) = torch.autograd.grad(output.sum(), x_copy)
         torch.testing.assert_close(output, y)
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(result, expected)
         with torch.no_grad():
-            torch.testing.assert_close(layer(again), y)
+            torch.testing.assert_close(layer(x_copy), y)
         assert layer.last_solution is not None
         assert (layer.last_solution.iterations == 7).all()
         assert (layer.last_solution.status == eq.Status.OUT_OF_ITERATIONS).all()
 
 
-def test_checkpointing_keeps_fewer_tensors() -> None:
+def test_checkpointing_saves_fewer_tensors() -> None:
     problem = PROBLEMS["tanh"]()
-    kept = {}
+    saved = {}
     for checkpoint in (None, 8):
         layer = eq.EquilibriumLayer(
             cell=problem.cell, gradient=eq.Unrolled(steps=33, checkpoint=checkpoint)
@@ -95,18 +95,18 @@ def test_checkpointing_keeps_fewer_tensors() -> None:
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             layer(problem.x.clone().requires_grad_())
-        kept[checkpoint] = count
-    assert kept[8] < kept[None] / 3
+        saved[checkpoint] = count
+    assert saved[8] < saved[None] / 3
 
 
-def test_unrolled_says_when_it_diverged() -> None:
+def test_divergence_of_unrolled_iterations_is_reported() -> None:
     cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(1e3 * torch.eye(2)), "relu")
     layer = eq.EquilibriumLayer(cell=cell, gradient=eq.Unrolled(steps=40)).eval()
     with pytest.warns(eq.ConvergenceWarning, match="diverged"):
         layer(torch.ones(2, 2))
 
 
-def test_more_steps_come_closer_to_the_exact_gradient() -> None:
+def test_more_steps_reduce_the_error_of_the_gradient() -> None:
     problem = relu_active_set()
     exact = gradient(eq.Implicit(tolerance=1e-12), problem.x, problem.cell)
     for rules in (
@@ -117,7 +117,7 @@ def test_more_steps_come_closer_to_the_exact_gradient() -> None:
         assert errors[0] > 2 * errors[1] > 4 * errors[2]
 
 
-def test_rules_say_whether_they_are_exact() -> None:
+def test_rules_declare_whether_they_are_exact() -> None:
     exact = {name: eq.gradients.get_gradient(name).exact for name in eq.gradients.list_gradients()}
     expected = {"one_step": False, "phantom": False, "unrolled": False}
     assert exact == {"implicit": True, "auto": True, **expected}
@@ -140,13 +140,13 @@ def test_rules_say_whether_they_are_exact() -> None:
         (lambda: eq.gradients.get_gradient("phantom", step=2), TypeError, "step"),
     ],
 )
-def test_bad_options_are_refused(make: object, error: type[Exception], message: str) -> None:
+def test_invalid_options_raise(make: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()  # type: ignore[operator]
 
 
 class Counted(eq.Cell):
-    """y ← rate·y + x, each sample with a rate of its own, counting its steps."""
+    """y ← rate·y + x with one rate per sample; counts its steps."""
 
     def __init__(self, rates: Tensor) -> None:
         super().__init__()
@@ -166,45 +166,45 @@ class Counted(eq.Cell):
 
 
 @pytest.mark.parametrize(
-    ("rates", "blocks", "more"),
+    ("rates", "blocks", "extra"),
     [
         ([0.3, 0.3, 0.3, 0.3], 1, 0),
-        # One has converged before the others, and stays in the batch.
+        # One sample converges before the others and stays in the batch.
         ([0.1, 0.3, 0.3, 0.3], 1, 0),
-        # Those that have converged are dropped from the batch.
+        # Three samples converge and are dropped from the batch.
         ([0.6, 0.1, 0.1, 0.1], 1, 1),
-        # As many blocks as samples, here four, are still solved together; five are not.
+        # Four blocks are solved together, five are not.
         ([0.3, 0.3, 0.3, 0.3], 4, 0),
         ([0.3, 0.3, 0.3, 0.3, 0.3], 5, 1),
     ],
 )
 def test_one_step_records_the_last_evaluation_of_the_solve(
-    rates: list[float], blocks: int, more: int, monkeypatch: pytest.MonkeyPatch
+    rates: list[float], blocks: int, extra: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from equilibria.solvers import _cpu as of_samples
+    from equilibria.solvers import _cpu
 
     cell = Counted(torch.tensor(rates, dtype=torch.float64))
     layer = eq.EquilibriumLayer(cell, solver=eq.Picard(tolerance=1e-3), gradient="one_step")
     x = torch.rand(len(rates), 3, dtype=torch.float64) + 1
-    monkeypatch.setattr(of_samples, "BLOCK_BYTES", x.nbytes // blocks)
+    monkeypatch.setattr(_cpu, "BLOCK_BYTES", x.nbytes // blocks)
     solved = layer.solve(x)
     cell.steps = 0
     x.requires_grad_()
     output = layer(x)
     solves = blocks if blocks > 4 else 1
-    assert cell.steps == solves * solved.evaluations + more
+    assert cell.steps == solves * solved.evaluations + extra
     exact = x.detach() / (1 - cell.rates[:, None])
     assert ((output.detach() - exact).norm(dim=1) <= 2e-3 * exact.norm(dim=1)).all()
-    if not more:
-        # With the last step's derivative, but the state of the solve.
+    if not extra:
+        # The output has the derivative of the last step but the state of the solve.
         assert isinstance(solved.state, Tensor)
         torch.testing.assert_close(output.detach(), solved.state, rtol=1e-14, atol=1e-14)
-    (found,) = torch.autograd.grad(output.sum(), x)
-    torch.testing.assert_close(found, torch.ones_like(x))
+    (result,) = torch.autograd.grad(output.sum(), x)
+    torch.testing.assert_close(result, torch.ones_like(x))
 
 
 @pytest.mark.filterwarnings("ignore:.*did not converge")
-def test_one_step_of_a_solve_that_fails_is_taken_at_its_best_state() -> None:
+def test_one_step_of_a_failed_solve_is_evaluated_at_its_best_state() -> None:
     cell = Counted(torch.tensor([0.99, 0.5], dtype=torch.float64))
     layer = eq.EquilibriumLayer(
         cell, solver=eq.Picard(tolerance=1e-6, max_iterations=40, drop_share=1), gradient="one_step"
@@ -213,5 +213,5 @@ def test_one_step_of_a_solve_that_fails_is_taken_at_its_best_state() -> None:
     output = layer(x)
     assert cell.steps == 41
     assert bool(output.isfinite().all())
-    (found,) = torch.autograd.grad(output.sum(), x)
-    torch.testing.assert_close(found, torch.ones_like(x))
+    (result,) = torch.autograd.grad(output.sum(), x)
+    torch.testing.assert_close(result, torch.ones_like(x))

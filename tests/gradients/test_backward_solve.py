@@ -1,4 +1,4 @@
-"""The backward solve: its linear solvers, its report, its failures."""
+"""Backward solves: linear solvers, reports and failures."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def test_conjugate_gradients_in_a_weighted_product(seed: int, size: int, zeros: 
     S[:, :zeros] = 0
     A = torch.eye(size, dtype=torch.float64) - H * S[:, None, :]
     g = torch.randn(3, size, generator=generator, dtype=torch.float64)
-    found = conjugate_gradients(batched(A), g, S, tolerance=1e-12, max_iterations=100)  # type: ignore[arg-type]
-    torch.testing.assert_close(found.value, torch.linalg.solve(A, g), rtol=1e-9, atol=1e-9)
-    assert found.converged.all()
-    assert (found.iterations <= size + 2).all()
+    result = conjugate_gradients(batched(A), g, S, tolerance=1e-12, max_iterations=100)  # type: ignore[arg-type]
+    torch.testing.assert_close(result.value, torch.linalg.solve(A, g), rtol=1e-9, atol=1e-9)
+    assert result.converged.all()
+    assert (result.iterations <= size + 2).all()
 
 
 @given(seed=st.integers(0, 2**16), size=st.integers(1, 12), restart=st.integers(1, 12))
@@ -42,10 +42,10 @@ def test_gmres(seed: int, size: int, restart: int) -> None:
     A = torch.eye(size) - 0.7 * J / torch.linalg.matrix_norm(J, 2)[:, None, None]
     g = torch.randn(3, size, generator=generator, dtype=torch.float64)
     g[1] = 0
-    found = gmres(batched(A), g, tolerance=1e-10, max_iterations=500, restart=restart)  # type: ignore[arg-type]
-    assert found.converged.all(), found.summary()
-    torch.testing.assert_close(found.value, torch.linalg.solve(A, g), rtol=1e-8, atol=1e-8)
-    true = torch.linalg.vector_norm(g - batched(A)(found.value), dim=1)  # type: ignore[operator]
+    result = gmres(batched(A), g, tolerance=1e-10, max_iterations=500, restart=restart)  # type: ignore[arg-type]
+    assert result.converged.all(), result.summary()
+    torch.testing.assert_close(result.value, torch.linalg.solve(A, g), rtol=1e-8, atol=1e-8)
+    true = torch.linalg.vector_norm(g - batched(A)(result.value), dim=1)  # type: ignore[operator]
     assert (true <= 1e-10 * torch.linalg.vector_norm(g, dim=1) + 1e-14).all()
 
 
@@ -56,12 +56,12 @@ def test_bicgstab(seed: int, size: int) -> None:
     A = torch.eye(size) - 0.7 * J / torch.linalg.matrix_norm(J, 2)[:, None, None]
     g = torch.randn(3, size, generator=generator, dtype=torch.float64)
     g[1] = 0
-    found = bicgstab(batched(A), g, tolerance=1e-10, max_iterations=500)  # type: ignore[arg-type]
-    assert found.converged.all(), found.summary()
-    torch.testing.assert_close(found.value, torch.linalg.solve(A, g), rtol=1e-7, atol=1e-7)
+    result = bicgstab(batched(A), g, tolerance=1e-10, max_iterations=500)  # type: ignore[arg-type]
+    assert result.converged.all(), result.summary()
+    torch.testing.assert_close(result.value, torch.linalg.solve(A, g), rtol=1e-7, atol=1e-7)
 
 
-def test_gmres_solves_each_row_on_its_own() -> None:
+def test_gmres_solves_rows_independently() -> None:
     generator = torch.Generator().manual_seed(0)
     J = torch.randn(4, 9, 9, generator=generator, dtype=torch.float64)
     norms = torch.tensor([0.1, 0.95, 0.5, 0.9], dtype=torch.float64)
@@ -75,24 +75,24 @@ def test_gmres_solves_each_row_on_its_own() -> None:
 
 
 @pytest.mark.parametrize("solve", [conjugate_gradients, gmres, bicgstab])
-def test_a_bad_row_marks_only_itself(solve: object) -> None:
+def test_nan_in_a_row_affects_only_that_row(solve: object) -> None:
     A = 0.5 * torch.eye(4).expand(3, 4, 4).clone().double()
     g = torch.randn(3, 4, dtype=torch.float64)
     g[1, 0] = torch.nan
-    found = solve(batched(A), g, tolerance=1e-10, max_iterations=50)  # type: ignore[operator]
-    assert found.converged.tolist() == [True, False, True]
-    torch.testing.assert_close(found.value[[0, 2]], 2 * g[[0, 2]])
-    assert "1 of 3" in found.summary()
+    result = solve(batched(A), g, tolerance=1e-10, max_iterations=50)  # type: ignore[operator]
+    assert result.converged.tolist() == [True, False, True]
+    torch.testing.assert_close(result.value[[0, 2]], 2 * g[[0, 2]])
+    assert "1 of 3" in result.summary()
 
 
 def test_conjugate_gradients_report_an_indefinite_operator() -> None:
     A = torch.diag(torch.tensor([1.0, -1.0, 2.0])).expand(1, 3, 3)
-    found = conjugate_gradients(batched(A), torch.ones(1, 3), tolerance=1e-6, max_iterations=50)  # type: ignore[arg-type]
-    assert found.status.tolist() == [eq.Status.DIVERGED]
+    result = conjugate_gradients(batched(A), torch.ones(1, 3), tolerance=1e-6, max_iterations=50)  # type: ignore[arg-type]
+    assert result.status.tolist() == [eq.Status.DIVERGED]
 
 
-def test_indefinite_systems_fall_back_to_gmres_and_are_right() -> None:
-    """‖W‖ > 1 but the equilibrium exists: I − JᵀS is indefinite, conjugate gradients break down."""
+def test_indefinite_systems_fall_back_to_gmres() -> None:
+    """For ‖W‖ > 1 with an equilibrium, I − JᵀS is indefinite and conjugate gradients break down."""
     W = torch.diag(torch.tensor([1.3, 0.5], dtype=torch.float64))
     cell = eq.EnergyCell(eq.Input(eq.operators.Identity()) + eq.Quadratic(W), "identity")
     exact = torch.tensor([[1 / (1 - 1.69), 1 / 0.75]], dtype=torch.float64)
@@ -125,7 +125,7 @@ def hard_layer(**options: object) -> tuple[eq.EquilibriumLayer, Tensor]:
 def test_a_failed_backward_solve_warns_once_and_is_reported() -> None:
     layer, x = hard_layer(gradient=eq.Implicit(tolerance=1e-10, max_iterations=2))
     output = layer(x).sum()
-    with pytest.warns(eq.ConvergenceWarning, match=r"4 of 4 samples .* gradient is inexact"):
+    with pytest.warns(eq.ConvergenceWarning, match=r"4 of 4 samples .* gradients are inexact"):
         output.backward()
     assert layer.last_backward is not None
     assert (layer.last_backward.status == eq.Status.OUT_OF_ITERATIONS).all()
@@ -157,7 +157,7 @@ def test_warm_start_of_the_backward_solve() -> None:
     assert int(layer.last_backward.iterations.min()) > 5
 
 
-def test_tolerance_is_not_taken_below_the_precision() -> None:
+def test_the_tolerance_is_at_least_the_machine_epsilon() -> None:
     problem = relu_active_set().to(torch.float32, torch.device("cpu"))
     layer = eq.EquilibriumLayer(
         cell=problem.cell, solver=eq.Anderson(tolerance=1e-5), gradient=eq.Implicit(tolerance=1e-30)
@@ -172,7 +172,7 @@ def test_tolerance_is_not_taken_below_the_precision() -> None:
 def test_conjugate_gradients_need_a_symmetry() -> None:
     problem = linear_nonsymmetric()
     layer = eq.EquilibriumLayer(cell=problem.cell, gradient=eq.Implicit(method="cg"))
-    with pytest.raises(ValueError, match="states no symmetry"):
+    with pytest.raises(ValueError, match="declares none"):
         layer(problem.x.requires_grad_())
 
 
@@ -210,9 +210,9 @@ def test_the_linear_solver_follows_symmetry_and_size(monkeypatch: pytest.MonkeyP
     assert methods == ["conjugate gradients", "GMRES", "BiCGSTAB"]
 
 
-@pytest.mark.parametrize(("given", "wanted"), [(None, 1e-4), (1e-6, 1e-6)])
-def test_a_backward_tolerance_is_tied_to_the_forward_one_or_its_own(
-    given: float | None, wanted: float
+@pytest.mark.parametrize(("given", "expected"), [(None, 1e-4), (1e-6, 1e-6)])
+def test_the_default_tolerance_is_a_tenth_of_the_forward_tolerance(
+    given: float | None, expected: float
 ) -> None:
     layer = eq.EquilibriumLayer(
         eq.Input(eq.Dense(4, 6)) + eq.Quadratic(eq.Dense(6, 6, norm="bound")),
@@ -221,12 +221,12 @@ def test_a_backward_tolerance_is_tied_to_the_forward_one_or_its_own(
     )
     layer(torch.rand(3, 4)).sum().backward()
     assert layer.last_backward is not None
-    assert layer.last_backward.tolerance == pytest.approx(wanted)
+    assert layer.last_backward.tolerance == pytest.approx(expected)
     assert bool(layer.last_backward.converged.all())
 
 
-class OfIdentity(eq.Energy):
-    """−¼‖y‖² and −¼(Σy)²/n: products with the Hessian are the vector itself, and one expanded."""
+class IdentityHessian(eq.Energy):
+    """−¼‖y‖² or −¼(Σy)²/n: Hessian products return the vector itself, or an expanded tensor."""
 
     def __init__(self, mean: bool) -> None:
         super().__init__()
@@ -245,12 +245,12 @@ class OfIdentity(eq.Energy):
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "softplus", "identity"])
 @pytest.mark.parametrize("warm_start", [False, True])
-def test_products_that_are_the_vector_itself_are_not_overwritten(
+def test_products_that_share_memory_with_the_vector_are_not_overwritten(
     mean: bool, activation: str, warm_start: bool
 ) -> None:
     torch.manual_seed(0)
     layer = eq.EquilibriumLayer(
-        eq.Input(eq.operators.Identity()) + OfIdentity(mean),
+        eq.Input(eq.operators.Identity()) + IdentityHessian(mean),
         activation=activation,
         solver=eq.Anderson(tolerance=1e-12),
         gradient=eq.Implicit(tolerance=1e-12, warm_start=warm_start),
@@ -275,7 +275,7 @@ def test_terms_without_curvature_are_differentiated(activation: str) -> None:
 
 
 @pytest.mark.parametrize(("tolerance", "evaluated"), [(1e-2, False), (1e-5, True)])
-def test_a_residual_is_evaluated_where_rounding_may_have_moved_it(
+def test_the_residual_is_evaluated_if_rounding_is_not_negligible(
     tolerance: float, evaluated: bool
 ) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -283,9 +283,9 @@ def test_a_residual_is_evaluated_where_rounding_may_have_moved_it(
     A = torch.eye(60) - 0.9 * (H + H.T) / torch.linalg.matrix_norm(H + H.T, 2)
     g = torch.randn(2, 60, generator=generator)
     for solve in (conjugate_gradients, gmres):
-        found = solve(lambda v: v @ A, g, tolerance=tolerance, max_iterations=200)
-        true = torch.linalg.vector_norm(g - found.value @ A, dim=1) / g.norm(dim=1)
-        assert bool(found.converged.all())
-        assert (found.evaluations > int(found.iterations.max())) == evaluated
+        result = solve(lambda v: v @ A, g, tolerance=tolerance, max_iterations=200)
+        true = torch.linalg.vector_norm(g - result.value @ A, dim=1) / g.norm(dim=1)
+        assert bool(result.converged.all())
+        assert (result.evaluations > int(result.iterations.max())) == evaluated
         assert bool((true <= 1.01 * tolerance + 1e-7).all())
-        assert bool((true <= 1.01 * found.residual + 1e-7).all())
+        assert bool((true <= 1.01 * result.residual + 1e-7).all())

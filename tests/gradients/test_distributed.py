@@ -20,13 +20,13 @@ LABELS = torch.tensor([0, 2, 1, 1])
 RULES = {"implicit": eq.Implicit(), "unrolled": eq.Unrolled(steps=200), "one step": eq.OneStep()}
 
 
-def work(rank: int, folder: str) -> None:
+def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     place = Place(rank, 2, rank, 2, meeting_point=Path(folder) / "meeting-point")
     with joined_group(place, torch.device("cpu")):
         results = gradients_of_half(rank)
-        # A wrapper that is still alive keeps the group's threads past the group's end, and threads
-        # that live on into the interpreter's end abort the process.
+        # A wrapper that still exists keeps the threads of the group alive, and threads that are
+        # alive when the interpreter exits abort the process.
         gc.collect()
     if rank == 0:
         torch.save(results, Path(folder) / "gradients.pt")
@@ -49,12 +49,12 @@ def gradients_of_half(rank: int) -> dict[str, Tensor]:
 @pytest.mark.slow
 @pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed package")
 def test_two_processes_agree_with_one(tmp_path: Path) -> None:
-    multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=2)
+    multiprocessing.spawn(worker, args=(str(tmp_path),), nprocs=2)
     results = torch.load(tmp_path / "gradients.pt", weights_only=True)
     for name in equilibrium_models():
         model = settled(small_model(name))
         F.cross_entropy(model(images(4)), LABELS).backward()
         for n, parameter in model.named_parameters():
             for adjoint in ("implicit", "unrolled"):
-                found = results[f"{name}|{adjoint}|{n}"]
-                torch.testing.assert_close(found, parameter.grad, rtol=1e-4, atol=1e-6)
+                gradient = results[f"{name}|{adjoint}|{n}"]
+                torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-6)

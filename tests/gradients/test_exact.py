@@ -23,7 +23,7 @@ def double_layer(cell: eq.Cell, **options: object) -> eq.EquilibriumLayer:
 
 
 class SmoothCoupling(eq.Energy):
-    """A user's term with a parameter and no hand-written gradient."""
+    """A custom term with a parameter and without an explicit gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ CELLS = list(dense_cells())
 
 
 def as_function(layer: eq.EquilibriumLayer) -> tuple[object, list[Tensor]]:
-    """The layer as a function of its input and parameters, and differentiable arguments for it."""
+    """Return the layer as a function of its input and parameters, with arguments for it."""
     names = [name for name, _ in layer.named_parameters()]
     values = [p.detach().clone().requires_grad_() for p in layer.parameters()]
     x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
@@ -84,8 +84,8 @@ def as_function(layer: eq.EquilibriumLayer) -> tuple[object, list[Tensor]]:
     return function, [x, *values]
 
 
-def test_a_step_that_was_replaced_keeps_its_parameters() -> None:
-    """The function holds the cell itself: in a copy of it the gradient of A was lost in silence."""
+def test_a_replaced_step_has_gradients_for_its_parameters() -> None:
+    """The function refers to the original cell, so the backward pass must not use a copy."""
     problem = PROBLEMS["linear_nonsymmetric"]()
     gradients = []
     for replaced in (False, True):
@@ -176,29 +176,28 @@ def test_a_convolutional_layer_against_finite_differences() -> None:
     assert gradgradcheck(function, (x, *values), eps=1e-6, atol=1e-6, rtol=1e-5, fast_mode=True)
 
 
-def test_the_gradient_off_the_active_set_is_exact() -> None:
-    """S has zeros: conjugate gradients must be right there too (u + r, no division by S)."""
+def test_the_gradient_outside_of_the_active_set_is_exact() -> None:
+    """Conjugate gradients must also be exact where S is zero (u + r, no division by S)."""
     problem = PROBLEMS["relu_active_set"]()
     weight = problem.cell.symmetry_weight(problem.fixed_point, problem.cell.inject(problem.x))
     assert (weight == 0).any()
     assert (weight == 1).any()
     y = problem.fixed_point
-    context = problem.cell.inject(problem.x.requires_grad_())
     gradient = torch.randn_like(y)
     layer = double_layer(problem.cell)
-    (exact,) = torch.autograd.grad(layer(problem.x), problem.x, gradient)
+    x = problem.x.requires_grad_()
+    (exact,) = torch.autograd.grad(layer(x), x, gradient)
     expected = torch.einsum("bij,bi->bj", problem.jacobian, gradient)
     torch.testing.assert_close(exact, expected, rtol=1e-9, atol=1e-9)
     assert layer.last_backward is not None
     assert layer.last_backward.method == "conjugate gradients"
-    del context
 
 
-def test_the_weight_is_taken_at_the_pre_activation() -> None:
-    """With a skip connection an inactive unit keeps a positive state: "y > 0" would be wrong."""
+def test_the_weight_is_evaluated_at_the_pre_activation() -> None:
+    """With a skip connection an inactive unit can have a positive state."""
     problem = PROBLEMS["relu_active_set"]()
     cell = eq.EnergyCell(problem.cell.energy, "relu", alpha=0.5)  # type: ignore[attr-defined]
-    # Stopped early, the relaxed iterate is positive where the equilibrium is not.
+    # A loose tolerance leaves positive iterates where the equilibrium is zero.
     start = torch.ones_like(problem.x)
     layer = eq.EquilibriumLayer(
         cell=cell, solver=eq.Picard(tolerance=1e-3, max_iterations=500), gradient=eq.Implicit()
@@ -224,7 +223,7 @@ def test_a_coupled_batch_is_differentiated_as_one_problem() -> None:
 
 
 def test_a_parameter_used_in_inject_and_in_step_gets_the_full_derivative() -> None:
-    """The local graph must be cut: the parameter is an ancestor of the context beside it."""
+    """The local graph must be cut, because the context also depends on the parameter."""
 
     class Shared(eq.Cell):
         def __init__(self) -> None:

@@ -15,8 +15,8 @@ def test_recomputed_stem_has_the_same_gradients_and_running_statistics() -> None
     images = torch.randn(5, 3, 8, 8, dtype=torch.float64)
     for stem in (plain, recomputed):
         stem(images).square().mul(torch.linspace(0, 1, 4)[:, None]).sum().backward()
-    for one, other in zip(plain.parameters(), recomputed.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
-    for one, other in zip(plain.buffers(), recomputed.buffers(), strict=True):
-        torch.testing.assert_close(one, other)
+    for expected, actual in zip(plain.parameters(), recomputed.parameters(), strict=True):
+        torch.testing.assert_close(expected.grad, actual.grad)
+    for expected, actual in zip(plain.buffers(), recomputed.buffers(), strict=True):
+        torch.testing.assert_close(expected, actual)
     assert int(recomputed[1].num_batches_tracked) == 1

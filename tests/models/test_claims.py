@@ -101,15 +101,15 @@ cases = pytest.mark.parametrize(
 
 def small_model(name: str, options: dict[str, Any]) -> tuple[EquilibriumModel, tuple[Tensor, ...]]:
     """Build a small model in double precision and training mode, and inputs of its layer."""
-    known = eq.models.model_options(name)
-    defaults = {key: value for key, value in known.items() if value is not None}
+    preset = eq.models.model_options(name)
+    defaults = {key: value for key, value in preset.items() if value is not None}
     shrunk = {key: SHRUNK[key](value) for key, value in defaults.items() if key in SHRUNK}
     if name.startswith("reflection"):
-        shrunk = {"units": (5,), "zeta": 2.0} | ({"filters": (5,)} if known["filters"] else {})
-    shrunk |= {key: 2 for key in ("head_channels", "final_channels") if key in known}
+        shrunk = {"units": (5,), "zeta": 2.0} | ({"filters": (5,)} if preset["filters"] else {})
+    shrunk |= {key: 2 for key in ("head_channels", "final_channels") if key in preset}
     if "kernel" in options and name.startswith("geq"):
         del shrunk["channel_split"], shrunk["hidden"]  # options of the Gaussian kernel only
-    if "init_scale" in known:
+    if "init_scale" in preset:
         shrunk["init_scale"] = 1.5
     if name == "few-shot-opteq":
         shrunk |= {"num_classes": 3, "task_size": 6, "stem_depth": 1}
@@ -119,8 +119,8 @@ def small_model(name: str, options: dict[str, Any]) -> tuple[EquilibriumModel, t
     limits = {"tolerance": 1e-12, "max_iterations": 300}
     model = eq.create_model(name, **{**shrunk, **limits, **options}).double()
     assert isinstance(model, EquilibriumModel)
-    size = known.get("image_size") or 8
-    shape = (model.latent_dim,) if "decoder" in name else (known["in_channels"], size, size)
+    size = preset.get("image_size") or 8
+    shape = (model.latent_dim,) if "decoder" in name else (preset["in_channels"], size, size)
     inputs = model.injected(torch.randn(3, *shape, dtype=torch.float64))
     inputs = (inputs,) if isinstance(inputs, Tensor) else inputs
     return model, tuple(tensor.detach() for tensor in inputs)
@@ -276,8 +276,8 @@ def test_equilibrium_is_stationary_and_has_the_least_value_if_unique(
     assert all((part.abs() < 1e-7).all() for part in state_tensors(objective.gradient(state)))
     if "unique" not in (guarantee(model.layer.cell) or ""):
         return
-    least = objective.value(state)
+    minimum = objective.value(state)
     for size in (1e-3, 0.03, 1.0, 30.0):
         for _ in range(5):
             other = step.packing.unpack(step(step.equilibrium + step.random(size)))
-            assert (objective.value(other) >= least - 1e-9 * (1 + least.abs())).all()
+            assert (objective.value(other) >= minimum - 1e-9 * (1 + minimum.abs())).all()

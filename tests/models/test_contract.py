@@ -40,10 +40,12 @@ def gradients(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 1e-9) -> None:
-    assert one.keys() == other.keys()
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=tolerance, atol=tolerance)
+def assert_same(
+    actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-9
+) -> None:
+    assert actual.keys() == expected.keys()
+    for name in actual:
+        torch.testing.assert_close(actual[name], expected[name], rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -164,8 +166,8 @@ def test_copies_are_equal_and_independent(name: str) -> None:
             parameter.mul_(1.3)
     assert not torch.allclose(twin(images()), before)
     assert torch.equal(model(images()), before)
-    again = pickle.loads(pickle.dumps(model))
-    assert torch.equal(again(images()), before)
+    unpickled = pickle.loads(pickle.dumps(model))
+    assert torch.equal(unpickled(images()), before)
 
 
 @pytest.mark.parametrize("name", MODELS)

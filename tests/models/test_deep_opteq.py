@@ -290,10 +290,10 @@ def test_equilibrium_minimizes_the_objective_with_a_convex_regularizer() -> None
     for regularizer in (L2(), L1()):
         cell, x = regularized((5, 3), regularizer, "exact")
         state, objective = solve(cell, x)
-        least = objective.value(state)
+        minimum = objective.value(state)
         for _ in range(50):
             other = state + 0.3 * torch.randn_like(state)
-            assert (objective.value(other) >= least - 1e-10).all()
+            assert (objective.value(other) >= minimum - 1e-10).all()
 
 
 def test_feature_is_the_proximal_point() -> None:
@@ -415,12 +415,12 @@ def test_slope_along_a_direction_is_an_upper_bound(seed: int, alpha: float, mu: 
     layer = UnitLayer(W, U, alpha=alpha, mu=mu).double()
     shapes = ((4,),)
     context = layer.inject(torch.randn(1, 3).double()).with_shared(layer.prepare(shapes))
-    g, one, other = torch.randn(3, 16, 4).double()
+    g, start, other = torch.randn(3, 16, 4).double()
     with torch.no_grad():
         slope = layer.slope_along(g, context, shapes)
-        near = one + 1e-3 * (other - one)  # the local slope as well as a secant
+        near = start + 1e-3 * (other - start)  # the local slope as well as a secant
         for end in (other, near):
-            moved = (g * (layer(one, context) - layer(end, context))).sum(dim=1).abs()
-            assert (moved <= slope * (one - end).norm(dim=1) * (1 + 1e-9)).all()
+            moved = (g * (layer(start, context) - layer(end, context))).sum(dim=1).abs()
+            assert (moved <= slope * (start - end).norm(dim=1) * (1 + 1e-9)).all()
         bound = layer.lipschitz_bound(context, shapes) * g.norm(dim=1)
     assert (slope <= bound * (1 + 1e-9)).all()

@@ -55,11 +55,11 @@ def test_likelihood_of_one_gaussian_is_exact() -> None:
 def test_samples_are_deterministic_for_a_seed(name: str) -> None:
     latents = two_clusters(200)
     state = torch.random.get_rng_state()
-    one, other = (
+    first, second = (
         fit_density(name, latents, components=2, seed=3, **OPTIONS[name]) for _ in range(2)
     )
-    torch.testing.assert_close(one.sample(5, seed=1), other.sample(5, seed=1))
-    assert not torch.equal(one.sample(5, seed=1), one.sample(5, seed=2))
+    torch.testing.assert_close(first.sample(5, seed=1), second.sample(5, seed=1))
+    assert not torch.equal(first.sample(5, seed=1), first.sample(5, seed=2))
     assert torch.equal(state, torch.random.get_rng_state())
 
 

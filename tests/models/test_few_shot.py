@@ -195,8 +195,8 @@ def test_film_cell_without_modulation_is_mdeqs_cell() -> None:
     expected = plain.step(states, plain.inject(features))
     for tasks, same in ((zeros, True), (ones, False)):
         context = filmed.inject(*condition(features, tasks))
-        for one, other in zip(filmed.step(states, context), expected, strict=True):
-            assert torch.allclose(one, other) is same
+        for actual, reference in zip(filmed.step(states, context), expected, strict=True):
+            assert torch.allclose(actual, reference) is same
     with pytest.raises(ValueError, match="compute them with BranchesFiLM"):
         filmed.inject(features)
 

@@ -210,10 +210,10 @@ def test_attention_has_one_weight_per_patch() -> None:
     r = part["c"] - kernel.W(solution.state[0], part.weights("W"))
     block = r[:, 5:10, 2:4, 4:6].square().flatten(1).sum(dim=1)
     torch.testing.assert_close(fine[:, 1, 1, 2], torch.exp(-0.3 * block))
-    one = small(widths=(6,), scales=(1,)).eval()
-    alone = one.solve(images())
-    assert isinstance(alone.state, Tensor)
-    (beta,) = cell_of(one).attention(alone.state, alone.context)
+    classifier = small(widths=(6,), scales=(1,)).eval()
+    solved = classifier.solve(images())
+    assert isinstance(solved.state, Tensor)
+    (beta,) = cell_of(classifier).attention(solved.state, solved.context)
     assert beta.shape == (3, 2, 3, 3)
     assert ((beta > 0) & (beta <= 1)).all()
     with pytest.raises(TypeError, match="needs a GaussianKernel or Branches of them, got Input"):
@@ -271,8 +271,8 @@ def test_gamma_of_the_paper_couples_the_batch() -> None:
     solution = model.solve(images())
     assert solution.converged.all()
     step = model.layer.cell.step(solution.state, solution.context)
-    for one, other in zip(step, solution.state, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
+    for stepped, fixed in zip(step, solution.state, strict=True):
+        torch.testing.assert_close(stepped, fixed, rtol=1e-8, atol=1e-9)
     assert model.contraction_bound(images()) is None
     with pytest.raises(eq.equilibrium.NoObjectiveError, match="gamma='running' has an objective"):
         model.objective(images())
@@ -302,10 +302,10 @@ def test_checkpointing_updates_gamma_once(reentrant: bool) -> None:
     plain.layer(x).sin().sum().backward()
     output = checkpoint(wrapped.layer, x, use_reentrant=reentrant)
     output.sin().sum().backward()
-    for one, other in zip(plain.layer.parameters(), wrapped.layer.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-8, atol=1e-10)
-    for one, other in zip(plain.layer.buffers(), wrapped.layer.buffers(), strict=True):
-        torch.testing.assert_close(one, other)
+    for expected, actual in zip(plain.layer.parameters(), wrapped.layer.parameters(), strict=True):
+        torch.testing.assert_close(expected.grad, actual.grad, rtol=1e-8, atol=1e-10)
+    for expected, actual in zip(plain.layer.buffers(), wrapped.layer.buffers(), strict=True):
+        torch.testing.assert_close(expected, actual)
 
 
 def test_saved_and_loaded_models_are_equal() -> None:
@@ -347,7 +347,7 @@ def test_autocast_has_nearly_the_same_outputs() -> None:
 def test_options_are_validated_and_applied() -> None:
     with pytest.raises(ValueError, match="2 widths and 3 scales"):
         geq(scales=(1, 2, 4))
-    with pytest.raises(ValueError, match=r"kernel must be one of gaussian, .* not 'linear'"):
+    with pytest.raises(ValueError, match=r"kernel must be one of gaussian, .* got 'linear'"):
         geq(kernel="linear")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="gamma belongs to kernel='gaussian'"):
         geq(kernel="sigmoid", gamma="paper")

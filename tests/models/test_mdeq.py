@@ -215,10 +215,10 @@ def test_running_statistics_are_updated_once_per_solve_at_the_equilibrium() -> N
     before = {n: b.clone() for n, b in cell.named_buffers()}
     context = cell.inject(model.stem(images()))
     start = cell.initial_state(model.stem(images()), context)
-    first, again = cell.step(start, context), cell.step(start, context)
+    first, second = cell.step(start, context), cell.step(start, context)
     solution = model.solve(images())
     assert all(torch.equal(b, before[n]) for n, b in cell.named_buffers())
-    assert all(map(torch.equal, state_tensors(first), state_tensors(again)))
+    assert all(map(torch.equal, state_tensors(first), state_tensors(second)))
     model.features(images())
     norm = cell.blocks[1].output_norm
     assert isinstance(norm, CellNorm)

@@ -155,8 +155,8 @@ def test_steps_satisfy_the_contraction_bound(
     start = cell.initial_state(inputs(1), context)
     y, v = (map_state(lambda t: torch.randn_like(t), start) for _ in range(2))
 
-    def distance(one: eq.State, other: eq.State) -> Tensor:
-        pairs = zip(state_tensors(one), state_tensors(other), strict=True)
+    def distance(first: eq.State, second: eq.State) -> Tensor:
+        pairs = zip(state_tensors(first), state_tensors(second), strict=True)
         return torch.stack([(a - b).flatten(1).square().sum(1) for a, b in pairs]).sum(0).sqrt()
 
     for _ in range(5):  # random directions are hardly stretched, so iterate first

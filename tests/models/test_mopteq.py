@@ -113,12 +113,14 @@ def test_mopteqs_without_heritage_and_diversity_are_popteqs() -> None:
     parallel = POptEqCell(
         cell.heritage_diversity.operators(), [t.U for t in cell.inputs()], bias=False
     )
-    one, two = (eq.EquilibriumLayer(cell=c, solver=solver) for c in (cell, parallel))
-    torch.testing.assert_close(one(x), two(x))
-    value = one.objective(x).value(one.solve(x).state)
-    torch.testing.assert_close(value, two.objective(x).value(two.solve(x).state))
+    layer, parallel_layer = (eq.EquilibriumLayer(cell=c, solver=solver) for c in (cell, parallel))
+    torch.testing.assert_close(layer(x), parallel_layer(x))
+    value = layer.objective(x).value(layer.solve(x).state)
+    torch.testing.assert_close(
+        value, parallel_layer.objective(x).value(parallel_layer.solve(x).state)
+    )
     # Each branch is an independent OptEq.
-    state = two.solve(x).state
+    state = parallel_layer.solve(x).state
     for W, term, y in zip(cell.heritage_diversity.operators(), cell.inputs(), state, strict=True):
         alone = eq.models.OptEqCell(W, term.U, bias=False)
         torch.testing.assert_close(eq.EquilibriumLayer(cell=alone, solver=solver).solve(x).state, y)
@@ -380,8 +382,8 @@ def test_implicit_and_unrolled_gradients_with_pe_agree() -> None:
         eq.EquilibriumLayer(cell=cell, solver=solver, gradient=gradient)(x)
         for gradient in (eq.Implicit(tolerance=1e-13), eq.Unrolled(steps=300))
     ]
-    one, two = (torch.autograd.grad(o.square().sum(), cell.parameters()) for o in outputs)
-    for a, b in zip(one, two, strict=True):
+    implicit, unrolled = (torch.autograd.grad(o.square().sum(), cell.parameters()) for o in outputs)
+    for a, b in zip(implicit, unrolled, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
 
 
@@ -417,10 +419,10 @@ def test_heritage_diversity_loss_satisfies_its_formula() -> None:
     z = features.unflatten(1, (3, 2))
     expected = torch.zeros(2, dtype=torch.float64)
     for i in range(3):
-        one, two = z[:, i], z[:, (i + 1) % 3]
+        first, second = z[:, i], z[:, (i + 1) % 3]
         for k in range(2):
             for l in range(2):  # noqa: E741
-                inner = (one[:, k] * two[:, l]).sum(dim=(1, 2))
+                inner = (first[:, k] * second[:, l]).sum(dim=(1, 2))
                 expected += -inner if k == l else 0.1 * inner.abs()
     torch.testing.assert_close(heritage_diversity_loss(z.unbind(dim=1), 0.1), expected)
 
@@ -542,9 +544,9 @@ def test_derivatives_of_messages_agree_with_those_of_composed_messages(
         t = coupling.scales(z)
         h = messages(z, t)
         first = torch.autograd.grad(h, z, cotangents, retain_graph=True)
-        again = torch.autograd.grad(h, z, cotangents, create_graph=True)
-        second = torch.autograd.grad(again, z, directions)
-        return [*h, *first, *again, *second]
+        differentiable = torch.autograd.grad(h, z, cotangents, create_graph=True)
+        second = torch.autograd.grad(differentiable, z, directions)
+        return [*h, *first, *differentiable, *second]
 
     copies = [tensor.clone() for tensor in (*z, *cotangents)]
     pairs = zip(
@@ -564,8 +566,8 @@ def test_forward_and_backward_derivatives_of_messages_agree() -> None:
     with forward_ad.dual_level():
         dual = [forward_ad.make_dual(zi, zi.detach()) for zi in z]
         forward = [forward_ad.unpack_dual(h).tangent for h in coupling.messages(dual, t)]
-    for one, other in zip(forward, backward, strict=True):  # the Jacobian is symmetric
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    for pushed, pulled in zip(forward, backward, strict=True):  # the Jacobian is symmetric
+        torch.testing.assert_close(pushed, pulled, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("recorded", [True, False])

@@ -73,8 +73,8 @@ def test_both_gradients_agree(augment: int) -> None:
         assert point.grad is not None
         gradients.append([point.grad, *(p.grad for p in model.parameters())])
     assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients[0])
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-7)
 
 
 def test_augmentation_adds_zero_channels() -> None:

@@ -71,8 +71,8 @@ def test_feature_satisfies_the_equation_of_the_paper(alpha: float) -> None:
     with torch.no_grad():
         z = eq.EquilibriumLayer(cell=cell, solver=SOLVER)(x)
         matrix = W.weights()[0]
-        again = (z @ matrix.T + U(x) + bias).relu() @ matrix / 1.5
-    torch.testing.assert_close(z, again, rtol=1e-10, atol=1e-10)
+        image = (z @ matrix.T + U(x) + bias).relu() @ matrix / 1.5
+    torch.testing.assert_close(z, image, rtol=1e-10, atol=1e-10)
 
 
 def test_space_is_the_smaller_one_by_default() -> None:

@@ -100,10 +100,10 @@ def test_gradients_against_finite_differences() -> None:
 
 @pytest.mark.parametrize(("channels", "downsample"), [(None, 1), (5, 1), (None, 2), (12, 2)])
 def test_embedding_is_isometric(channels: int | None, downsample: int) -> None:
-    one, other = torch.rand(2, 3, 2, 6, 4)
+    first, second = torch.rand(2, 3, 2, 6, 4)
     embed = Isometry(2, channels, downsample, flatten=False)
-    gap = embed(one) - embed(other)
-    expected = (one - other).flatten(1).norm(dim=1)
+    gap = embed(first) - embed(second)
+    expected = (first - second).flatten(1).norm(dim=1)
     torch.testing.assert_close(gap.flatten(1).norm(dim=1), expected)
 
 
@@ -121,8 +121,8 @@ def test_margin_slopes_are_lipschitz_constants(kind: str) -> None:
     model = network(**NETWORKS[kind]).double()  # type: ignore[arg-type]
     x, y = torch.rand(2, 16, 1, 4, 4).double()
     with torch.no_grad(), eq.solving(model, tolerance=1e-11, max_iterations=1000):
-        one, other = model(x), model(y)
-    margins = [logits[:, :, None] - logits[:, None] for logits in (one, other)]
+        first, second = model(x), model(y)
+    margins = [logits[:, :, None] - logits[:, None] for logits in (first, second)]
     change = (margins[0] - margins[1]).abs()
     bound = model.margin_slopes()[None] * (x - y).flatten(1).norm(dim=1)[:, None, None]
     assert (change <= bound * (1 + 1e-9) + 1e-9).all()
@@ -195,18 +195,21 @@ def test_early_exit_without_a_certificate_returns_the_logits_of_the_model() -> N
 
 
 def test_center_does_not_change_distances() -> None:
-    one, other = torch.rand(2, 3, 1, 4, 4)
+    first, second = torch.rand(2, 3, 1, 4, 4)
     embed = Isometry(1, None, 1, flatten=True, center=0.3)
-    torch.testing.assert_close(embed(one) - embed(other), (one - other).flatten(1))
-    torch.testing.assert_close(embed(one), one.flatten(1) - 0.3)
+    torch.testing.assert_close(embed(first) - embed(second), (first - second).flatten(1))
+    torch.testing.assert_close(embed(first), first.flatten(1) - 0.3)
 
 
 def test_pooling_is_nonexpansive_and_isometric_on_constant_squares() -> None:
-    one, other = torch.rand(2, 8, 2, 6, 4).double()
+    first, second = torch.rand(2, 8, 2, 6, 4).double()
     pooled = Isometry(2, None, 1, flatten=True, pool=2)
-    gap, before = (pooled(one) - pooled(other)).norm(dim=1), (one - other).flatten(1).norm(dim=1)
+    gap, before = (
+        (pooled(first) - pooled(second)).norm(dim=1),
+        (first - second).flatten(1).norm(dim=1),
+    )
     assert (gap < before).all()
-    constant = one[:, :, ::2, ::2].repeat_interleave(2, 2).repeat_interleave(2, 3)
+    constant = first[:, :, ::2, ::2].repeat_interleave(2, 2).repeat_interleave(2, 3)
     torch.testing.assert_close(pooled(constant).norm(dim=1), constant.flatten(1).norm(dim=1))
 
 
@@ -240,8 +243,8 @@ def test_radii_account_for_the_normalization() -> None:
     normalized = eq.create_model("reflection-digits", **options, normalize=((0.0,), (0.5,))).eval()
     normalized.load_state_dict(plain.state_dict(), strict=False)
     x = torch.rand(8, 1, 4, 4)
-    one, other = eq.certify(plain, x), eq.certify(normalized, x / 2)
-    torch.testing.assert_close(one.radius, 2 * other.radius, rtol=1e-4, atol=1e-6)
+    expected, actual = eq.certify(plain, x), eq.certify(normalized, x / 2)
+    torch.testing.assert_close(expected.radius, 2 * actual.radius, rtol=1e-4, atol=1e-6)
 
 
 def test_invalid_options_and_images_raise() -> None:

@@ -30,7 +30,7 @@ def test_unknown_name_raises_with_the_nearest_name() -> None:
     with pytest.raises(ValueError, match=r"unknown model 'opteq-smal'; did you mean 'opteq-small'"):
         eq.create_model("opteq-smal")
     # An ambiguous prefix raises too.
-    with pytest.raises(ValueError, match=r"There are: .*deep-opteq-162k"):
+    with pytest.raises(ValueError, match=r"Available: .*deep-opteq-162k"):
         eq.create_model("deep-opteq")
 
 

@@ -96,11 +96,11 @@ def test_step_satisfies_the_contraction_limit(weight: float) -> None:
     assert cell.limits.contraction is not None
     assert cell.limits.contraction == pytest.approx(weight / (1 + weight))
     for seed in range(5):
-        one, other = torch.randn(2, 3, 5, 8, 8, generator=chance(seed)).double()
-        moved = cell.step(one, context), cell.step(other, context)
+        first, second = torch.randn(2, 3, 5, 8, 8, generator=chance(seed)).double()
+        moved = cell.step(first, context), cell.step(second, context)
         assert isinstance(moved[0], Tensor)
         assert isinstance(moved[1], Tensor)
-        ratio = float((moved[0] - moved[1]).detach().norm() / (one - other).norm())
+        ratio = float((moved[0] - moved[1]).detach().norm() / (first - second).norm())
         assert ratio <= cell.limits.contraction + 1e-9
 
 
@@ -108,9 +108,9 @@ def test_output_does_not_depend_on_masked_pixels() -> None:
     model, corrupted = restorer(), Inpainting(0.4).corrupt(images(), chance())
     assert isinstance(corrupted.measurement, Mask)
     modified = corrupted.measured + 9 * (1 - corrupted.measurement.known)
-    one, other = (model(m, corrupted.measurement) for m in (corrupted.measured, modified))
-    torch.testing.assert_close(one, other)
-    assert not torch.allclose(one, model(corrupted.measured))
+    first, second = (model(m, corrupted.measurement) for m in (corrupted.measured, modified))
+    torch.testing.assert_close(first, second)
+    assert not torch.allclose(first, model(corrupted.measured))
 
 
 def test_gradient_against_finite_differences() -> None:

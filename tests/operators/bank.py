@@ -1,4 +1,4 @@
-"""Every operator, small: the contract suite runs over this list. A new operator adds one line."""
+"""Small examples of every operator for the contract tests. A new operator adds one line."""
 
 from __future__ import annotations
 
@@ -41,20 +41,21 @@ class Case:
 
 
 EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 0, 4, 5], [1, 0, 2, 1, 3, 2, 3, 1, 5]])
-"""A path with both directions, three edges with one (a loop among them), and a node without any."""
+"""A path with edges in both directions, three edges in one direction (including a loop), and an
+isolated node."""
 
 
 def scattered(rows: int, columns: int) -> Tensor:
-    """Random numbers at every third place or so of a sparse matrix, always the same places."""
-    places = torch.randperm(rows * columns, generator=torch.Generator().manual_seed(1))
-    places = places[: rows * columns // 3]
-    indices = torch.stack([places // columns, places % columns])
-    values = torch.randn(len(places)) * columns**-0.5
+    """Return a sparse matrix with random numbers at a fixed third of its entries."""
+    entries = torch.randperm(rows * columns, generator=torch.Generator().manual_seed(1))
+    entries = entries[: rows * columns // 3]
+    indices = torch.stack([entries // columns, entries % columns])
+    values = torch.randn(len(entries)) * columns**-0.5
     return torch.sparse_coo_tensor(indices, values, (rows, columns), check_invariants=True)
 
 
 def compressed(matrix: Tensor) -> Tensor:
-    """In CSR format, of which torch warns that it is in beta state."""
+    """Convert to CSR format, without PyTorch's warning that it is in beta state."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return matrix.to_sparse_csr()
@@ -170,7 +171,7 @@ CASES = [
 
 
 def dense(operator: LinearOperator, shape: Shape) -> Tensor:
-    """The matrix of the operator, by applying it to a basis."""
+    """Return the matrix of the operator, by application to a basis."""
     like = next((p for p in operator.parameters()), operator._anchor)
     size = int(torch.tensor(shape).prod())
     basis = torch.eye(size, dtype=like.dtype, device=like.device).view(size, *shape)

@@ -1,4 +1,4 @@
-"""What every operator promises."""
+"""Contract of linear operators, tested for all of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sample(operator: LinearOperator, shape: tuple[int, ...], batch: int = 2) -> 
     return torch.randn(batch, *shape).to(operator._anchor)
 
 
-def trained(operator: LinearOperator) -> list[Tensor]:
+def trainable_parameters(operator: LinearOperator) -> list[Tensor]:
     return [parameter for parameter in operator.parameters() if parameter.requires_grad]
 
 
@@ -59,7 +59,7 @@ def test_transpose_of_transpose_is_the_operator(operator: LinearOperator) -> Non
     assert operator.T.T is operator or operator.T.T.operator is operator.operator
 
 
-def test_given_weights_are_used(case: Case, operator: LinearOperator) -> None:
+def test_weights_passed_by_the_caller_are_used(case: Case, operator: LinearOperator) -> None:
     weights = operator.weights(case.shape)
     assert len(weights) == operator.weight_count
     x = sample(operator, case.shape)
@@ -75,17 +75,17 @@ def test_norm_bound_is_rigorous(case: Case, operator: LinearOperator) -> None:
     assert float(bound) >= true_norm(operator, case.shape) * (1 - 1e-12)
 
 
-def test_norm_bound_reaches_every_parameter(case: Case, operator: LinearOperator) -> None:
+def test_norm_bound_has_gradients_for_all_parameters(case: Case, operator: LinearOperator) -> None:
     for module in operator.modules():
         if hasattr(module, "zeta"):
-            module.zeta = 100.0  # a norm at its limit ζ does not move with the kernel
-    parameters = trained(operator)
+            module.zeta = 100.0  # at the limit ζ the norm does not depend on the kernel
+    parameters = trainable_parameters(operator)
     if parameters:
         gradients = torch.autograd.grad(operator.norm_bound(case.shape), parameters)
         assert all(g.isfinite().all() and g.any() for g in gradients)
 
 
-def test_norm_estimate_rises_to_the_norm(case: Case, operator: LinearOperator) -> None:
+def test_norm_estimate_increases_to_the_norm(case: Case, operator: LinearOperator) -> None:
     operator.eval()
     true = true_norm(operator, case.shape)
     early = float(operator.norm_estimate(case.shape, iterations=2).detach())
@@ -95,7 +95,7 @@ def test_norm_estimate_rises_to_the_norm(case: Case, operator: LinearOperator) -
     assert late == pytest.approx(true, rel=1e-4)
 
 
-def test_norm_estimate_leaves_the_operator_alone(case: Case, operator: LinearOperator) -> None:
+def test_norm_estimate_does_not_change_the_operator(case: Case, operator: LinearOperator) -> None:
     operator.eval()
     x = sample(operator, case.shape)
     before, state = operator(x), copy.deepcopy(operator.state_dict())
@@ -116,9 +116,9 @@ def test_empty_batch(case: Case, operator: LinearOperator) -> None:
     assert operator.adjoint(sample(operator, out, 0)).shape == (0, *case.shape)
 
 
-def test_wrong_shape_is_named(case: Case, operator: LinearOperator) -> None:
+def test_the_error_for_a_wrong_shape_names_it(case: Case, operator: LinearOperator) -> None:
     if case.wrong is None:
-        pytest.skip("takes every shape")
+        pytest.skip("accepts every shape")
     actual = ", ".join(map(str, case.wrong))
     with pytest.raises(ValueError, match=rf"expected an .* of shape \(B, .*got \(B, {actual}\)"):
         operator(sample(operator, case.wrong))
@@ -170,7 +170,7 @@ def test_autocast(case: Case, device: torch.device) -> None:
     torch.testing.assert_close(bound, operator.norm_bound(case.shape), rtol=0, atol=0)
 
 
-def test_inference_mode_does_not_poison_training(case: Case, operator: LinearOperator) -> None:
+def test_inference_mode_does_not_affect_training(case: Case, operator: LinearOperator) -> None:
     x = sample(operator, case.shape)
     with torch.inference_mode():
         operator(x)
@@ -178,5 +178,5 @@ def test_inference_mode_does_not_poison_training(case: Case, operator: LinearOpe
         operator.norm_bound(case.shape)
     total = operator(x).sum() + operator.norm_estimate(case.shape)
     total = total + operator.norm_bound(case.shape)
-    if trained(operator):
+    if trainable_parameters(operator):
         total.backward()

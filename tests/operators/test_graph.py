@@ -1,4 +1,4 @@
-"""Sparse matrices and graphs: what they are by their dense formulas, and how their norms are."""
+"""Sparse matrices and graphs: agreement with dense formulas, and norms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.operators.bank import dense, true_norm
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
-    """Any edges with any weights: directed, doubled, loops, nodes without edges."""
+    """Edges with weights: directed or doubled, with loops and isolated nodes."""
     nodes = draw(st.integers(2, 8))
     ends = st.tuples(st.integers(0, nodes - 1), st.integers(0, nodes - 1))
     edges = [(0, 1), *draw(st.lists(ends, max_size=20))]
@@ -25,7 +25,7 @@ def graphs(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
 
 
 def adjacency_matrix(edges: Tensor, weights: Tensor, nodes: int) -> Tensor:
-    """A_ij: the sum of the weights of the edges from j to i."""
+    """Return A, with A_ij the sum of the weights of the edges from j to i."""
     matrix = weights.new_zeros(nodes, nodes)
     return matrix.index_put((edges[1], edges[0]), weights, accumulate=True)
 
@@ -47,8 +47,8 @@ def test_the_adjacency_is_normalized_and_its_norm_at_most_one(
             assert true_norm(operator, (nodes,)) == pytest.approx(1, rel=1e-12)
 
 
-def test_single_precision_keeps_the_norm_at_most_one() -> None:
-    """Entries rounded to nearest would exceed it by some 1e-8."""
+def test_the_norm_is_at_most_one_in_float32() -> None:
+    """With entries rounded to nearest, the norm would exceed 1 by about 1e-8."""
     torch.manual_seed(0)
     for _ in range(20):
         edges = torch.randint(30, (2, 90))
@@ -59,7 +59,7 @@ def test_single_precision_keeps_the_norm_at_most_one() -> None:
 
 
 @given(graphs())
-def test_the_gradient_makes_the_laplacian(graph: tuple[Tensor, Tensor, int]) -> None:
+def test_the_incidence_matrix_gives_the_laplacian(graph: tuple[Tensor, Tensor, int]) -> None:
     edges, weights, nodes = graph
     A = adjacency_matrix(edges, weights, nodes)
     A = torch.maximum(A, A.T).fill_diagonal_(0)
@@ -74,9 +74,9 @@ def test_the_gradient_makes_the_laplacian(graph: tuple[Tensor, Tensor, int]) -> 
     assert operator.norm_limit == pytest.approx(2**0.5)
 
 
-def test_an_edge_in_both_directions_is_one_edge() -> None:
-    one, both = torch.tensor([[0], [1]]), torch.tensor([[0, 1, 1], [1, 0, 1]])
-    assert dense(Incidence(one), (2,)).equal(dense(Incidence(both), (2,)))
+def test_an_edge_in_both_directions_counts_once() -> None:
+    single, both = torch.tensor([[0], [1]]), torch.tensor([[0, 1, 1], [1, 0, 1]])
+    assert dense(Incidence(single), (2,)).equal(dense(Incidence(both), (2,)))
     heavier = Incidence(both, edge_weight=torch.tensor([1.0, 4.0, 9.0]))
     assert dense(heavier, (2,)).equal(torch.tensor([[2.0, -2.0]]))
 
@@ -107,7 +107,7 @@ def sparse_matrix(matrix: Tensor) -> Tensor:
     return matrix.to_sparse()
 
 
-def test_entries_at_one_place_are_added() -> None:
+def test_duplicate_entries_are_added() -> None:
     matrix = torch.sparse_coo_tensor(
         torch.tensor([[0, 0, 1], [1, 1, 2]]), torch.ones(3), (2, 3), check_invariants=True
     )
@@ -120,7 +120,7 @@ def test_a_matrix_without_entries_is_zero() -> None:
     assert float(operator.norm_bound((3,))) == 0
 
 
-def test_entries_are_trained_on_request() -> None:
+def test_entries_are_trainable_on_request() -> None:
     x = torch.randn(4, 3, 2)
     fixed, trained = Sparse(sparse_matrix(MATRIX)), Sparse(sparse_matrix(MATRIX), trainable=True)
     assert not fixed(x).requires_grad
@@ -150,7 +150,7 @@ def test_derivatives_of_every_order(trainable: bool) -> None:
 @settings(max_examples=60)
 @given(st.integers(0, 1000), st.booleans())
 def test_the_bound_of_large_matrices(seed: int, signed: bool) -> None:
-    """Between the norm and √(‖A‖₁‖A‖_∞) or Frobenius; close to it if nothing is negative."""
+    """It lies between the norm and √(‖A‖₁‖A‖_∞), and is tight without negative entries."""
     generator = torch.Generator().manual_seed(seed)
     rows, columns = torch.randint(2, 12, (2,), generator=generator).tolist()
     matrix = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
@@ -168,14 +168,14 @@ def test_the_bound_of_large_matrices(seed: int, signed: bool) -> None:
 
 
 def test_the_bound_of_a_large_graph_is_tight() -> None:
-    """A ring of 400 nodes: its Laplacian has the norm 4, its signless one too."""
+    """A ring of 400 nodes: its Laplacian and its signless Laplacian have norm 4."""
     ring = torch.arange(400)
     operator = Incidence(torch.stack([ring, ring.roll(1)])).double()
     assert float(operator.norm_bound((400,))) == pytest.approx(2, rel=1e-12)
     assert float(operator.norm_estimate((400,), iterations=300)) == pytest.approx(2, rel=1e-2)
 
 
-def test_what_is_no_sparse_matrix() -> None:
+def test_invalid_sparse_matrices_raise() -> None:
     with pytest.raises(ValueError, match=r"2-D sparse tensor \(COO or CSR\).*to_sparse"):
         Sparse(MATRIX)
     with pytest.raises(ValueError, match="2-D sparse tensor"):
@@ -184,7 +184,7 @@ def test_what_is_no_sparse_matrix() -> None:
         Sparse(sparse_matrix(MATRIX).requires_grad_())
     with pytest.raises(ValueError, match="floating-point"):
         Sparse(sparse_matrix(MATRIX.long()))
-    with pytest.raises(ValueError, match="positive sizes"):
+    with pytest.raises(ValueError, match="must be positive"):
         Sparse(sparse_matrix(torch.zeros(0, 3)))
     outside = torch.sparse_coo_tensor(
         torch.tensor([[0], [7]]), torch.ones(1), (2, 3), check_invariants=False
@@ -193,15 +193,15 @@ def test_what_is_no_sparse_matrix() -> None:
         Sparse(outside)
 
 
-def test_what_is_no_graph() -> None:
+def test_invalid_graphs_raise() -> None:
     edges = torch.tensor([[0, 1], [1, 2]])
     with pytest.raises(ValueError, match=r"integers of shape \(2, edges\), got torch.float32"):
         Adjacency(edges.float())
     with pytest.raises(ValueError, match=r"shape \(3, 2\)"):
         Incidence(torch.zeros(3, 2).long())
-    with pytest.raises(ValueError, match="not among 0 … 1"):
+    with pytest.raises(ValueError, match="outside of 0 … 1"):
         GraphConv(edges, 2, 2, nodes=2)
-    with pytest.raises(ValueError, match="not among"):
+    with pytest.raises(ValueError, match="contains nodes outside of"):
         Adjacency(-edges)
     with pytest.raises(ValueError, match="2 numbers that are not negative"):
         Adjacency(edges, edge_weight=torch.tensor([1.0, -1.0]))

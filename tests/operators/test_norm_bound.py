@@ -1,4 +1,4 @@
-"""The rigorous bound: how tight it is, and that the fast search gives the full one's answer."""
+"""The rigorous norm bound: its tightness, and the search for the maximizing frequency."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def convolutions(draw: st.DrawFn) -> tuple[Convolution, tuple[int, ...]]:
 
 @settings(max_examples=100)
 @given(convolutions())
-def test_any_geometry_has_its_adjoint_and_bound(
+def test_adjoint_and_bound_for_any_geometry(
     example: tuple[Convolution, tuple[int, ...]],
 ) -> None:
     operator, shape = example
@@ -48,7 +48,7 @@ def test_any_geometry_has_its_adjoint_and_bound(
 
 
 def frequency_bound(operator: Convolution, shape: tuple[int, ...]) -> float:
-    """The bound through the symbol, on maps of any size."""
+    """Return the bound by the symbol, on maps of any size."""
     kind = type(operator)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "_prefers_matrix", lambda *_: False)
@@ -65,8 +65,8 @@ def test_symbol_bound_is_tight_for_stride_one(k: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
-def test_a_sequence_is_bounded_as_an_image_of_one_row(stride: int) -> None:
-    """The symbol of a (1, k) kernel is that of a k kernel; a stride of the rows meets one row."""
+def test_the_bound_of_a_sequence_is_that_of_an_image_of_one_row(stride: int) -> None:
+    """The symbol of a (1, k) kernel is that of a kernel of length k."""
     operator = Conv1d(3, 4, 5, stride=stride).double()
     size = 12 * stride
     spectrum = torch.fft.fft(operator.kernel.detach(), n=-(-(size + 2) // stride) * stride)
@@ -136,7 +136,7 @@ def kernels() -> list[Tensor]:
 @pytest.mark.parametrize("grid", [(12, 9), (33, 33)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("chunk", [64, 2**20])
-def test_screened_search_equals_the_full_one(
+def test_the_screened_search_agrees_with_the_full_search(
     index: int,
     grid: tuple[int, int],
     dtype: torch.dtype,
@@ -145,12 +145,12 @@ def test_screened_search_equals_the_full_one(
 ) -> None:
     monkeypatch.setattr(conv_symbol, "CHUNK_ELEMENTS", chunk)
     kernel = kernels()[index].to(dtype)
-    found = conv_symbol.maximizing_frequency(kernel, grid)
+    frequency = conv_symbol.maximizing_frequency(kernel, grid)
     symbols = [conv_symbol.symbol(kernel, w) for w in conv_symbol.frequencies(grid, kernel)]
     full = torch.linalg.matrix_norm(torch.stack(symbols), 2).max()
     reference = torch.fft.rfft2(kernel, s=grid).permute(2, 3, 0, 1)
-    value = torch.linalg.svdvals(conv_symbol.symbol(kernel, found))[0]
-    # Frequencies that tie up to rounding are equally right.
+    value = torch.linalg.svdvals(conv_symbol.symbol(kernel, frequency))[0]
+    # Any of the frequencies that tie up to rounding is correct.
     tolerance = 10 * torch.finfo(dtype).eps
     torch.testing.assert_close(value, full, rtol=tolerance, atol=0)
     largest = torch.linalg.matrix_norm(reference, 2).max()
@@ -159,16 +159,16 @@ def test_screened_search_equals_the_full_one(
 
 @pytest.mark.parametrize("index", range(len(kernels())))
 @pytest.mark.parametrize("near", [(0.0, 0.0), (2.0, 1.0), (0.5, 3.0)])
-def test_where_a_search_begins_does_not_change_its_answer(
+def test_the_result_of_a_search_does_not_depend_on_its_start(
     index: int, near: tuple[float, float]
 ) -> None:
-    """Ties included: runs that are resumed have forgotten where the last search ended."""
+    """This includes ties, because a resumed run does not know the result of the last search."""
     kernel = kernels()[index].double()
-    found = conv_symbol.maximizing_frequency(kernel, (12, 9), kernel.new_tensor(near))
-    assert torch.equal(found, conv_symbol.maximizing_frequency(kernel, (12, 9)))
+    frequency = conv_symbol.maximizing_frequency(kernel, (12, 9), kernel.new_tensor(near))
+    assert torch.equal(frequency, conv_symbol.maximizing_frequency(kernel, (12, 9)))
 
 
-def test_a_search_from_the_last_answer_solves_fewer_eigenvalues(
+def test_a_search_from_the_last_result_computes_fewer_eigenvalues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     operator = Conv2d(12, 12, 3, norm="bound", zeta=0.5)
@@ -186,14 +186,14 @@ def test_a_search_from_the_last_answer_solves_fewer_eigenvalues(
     solved.clear()
     with torch.no_grad():
         operator.kernels[0].mul_(1.001)
-    again = operator.weights(shape)[0]
+    weight = operator.weights(shape)[0]
     assert sum(solved) < first
     fresh = Conv2d(12, 12, 3, norm="bound", zeta=0.5)
     fresh.load_state_dict(operator.state_dict())
-    assert torch.equal(again, fresh.weights(shape)[0])
+    assert torch.equal(weight, fresh.weights(shape)[0])
 
 
-def test_search_skips_most_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_skips_most_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
     solved = []
     eigvalsh = torch.linalg.eigvalsh
 
@@ -208,7 +208,7 @@ def test_search_skips_most_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-def test_singular_value_has_three_right_derivatives(
+def test_three_derivatives_of_the_singular_value_are_exact(
     shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     def value(matrix: Tensor) -> Tensor:
@@ -224,15 +224,15 @@ def test_singular_value_has_three_right_derivatives(
     assert torch.autograd.gradcheck(value, matrix)
     assert torch.autograd.gradgradcheck(value, matrix)
 
-    def curved(matrix: Tensor) -> Tensor:
+    def second_derivative(matrix: Tensor) -> Tensor:
         (second,) = torch.autograd.grad(slope(matrix) + value(matrix), matrix, create_graph=True)
         return second
 
-    assert torch.autograd.gradcheck(curved, matrix)
+    assert torch.autograd.gradcheck(second_derivative, matrix)
 
 
-def test_second_derivative_is_finite_beside_dead_channels() -> None:
-    """svdvals gives NaN here: two singular values coincide at zero."""
+def test_the_second_derivative_is_finite_with_zero_channels() -> None:
+    """With `svdvals` the result would be NaN, because two singular values are zero."""
     matrix = torch.randn(5, 4, dtype=torch.float64)
     matrix[:, 2:] = 0
     kernel = torch.nn.Parameter(matrix)
@@ -265,8 +265,8 @@ def test_product_and_pool_bounds() -> None:
 
 
 @pytest.mark.parametrize(("channels", "k", "n"), [(3, 5, 4), (16, 5, 5), (16, 5, 7), (40, 5, 5)])
-def test_wide_kernels_on_small_maps_are_bounded_tightly_too(channels: int, k: int, n: int) -> None:
-    """There the symbol alone is up to 1.65 times the norm: the matrix of the map takes over."""
+def test_the_bound_of_wide_kernels_on_small_maps_is_tight(channels: int, k: int, n: int) -> None:
+    """The bound by the symbol would be up to 1.65 times the norm, so the matrix is used."""
     operator = Conv2d(channels, channels, k).double()
     bound = float(operator.norm_bound((channels, n, n)).detach())
     true = true_norm(operator, (channels, n, n))

@@ -1,4 +1,4 @@
-"""W = K · min(1, ζ/b): its values, its derivatives, what is remembered and what is saved."""
+"""Norm control W = K · min(1, ζ/b): values, derivatives, caches and the state_dict."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CONTROLLED: dict[str, tuple[Build, tuple[int, ...], tuple[int, ...]]] = {
 
 
 def sparse(entries: nn.Parameter, rows: int, norm: str, zeta: float) -> Sparse:
-    """These entries in every direction of five columns, which they link to one another."""
+    """Return a matrix with these entries in five columns, spread over the rows."""
     count = len(entries)
     indices = torch.stack([torch.arange(count) * rows // count, torch.arange(count) % 5])
     pattern = torch.sparse_coo_tensor(indices, torch.ones(count), (rows, 5), check_invariants=True)
@@ -53,15 +53,15 @@ def sparse(entries: nn.Parameter, rows: int, norm: str, zeta: float) -> Sparse:
 
 
 @pytest.fixture(params=CONTROLLED)
-def parts(request: pytest.FixtureRequest) -> tuple[Build, tuple[int, ...], tuple[int, ...]]:
+def controlled(request: pytest.FixtureRequest) -> tuple[Build, tuple[int, ...], tuple[int, ...]]:
     return CONTROLLED[request.param]
 
 
-Parts = tuple[Build, tuple[int, ...], tuple[int, ...]]
+Controlled = tuple[Build, tuple[int, ...], tuple[int, ...]]
 
 
 def weight_function(build: Build, shape: tuple[int, ...], norm: str) -> Callable[[Tensor], Tensor]:
-    """K ↦ W as a function of a tensor, for the derivative checks."""
+    """Return K ↦ W as a function of a tensor, for derivative checks."""
 
     def weight(kernel: Tensor) -> Tensor:
         operator = build(nn.Parameter(kernel.detach().clone()), norm, 0.5).eval()
@@ -80,16 +80,16 @@ class _Weights(nn.Module):
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.01], ids=["above", "below"])
-def test_derivatives_of_the_bounded_weight(parts: Parts, scale: float) -> None:
-    build, kernel_shape, shape = parts
+def test_derivatives_of_the_bounded_weight(controlled: Controlled, scale: float) -> None:
+    build, kernel_shape, shape = controlled
     kernel = (scale * torch.randn(kernel_shape).double()).requires_grad_()
     weight = weight_function(build, shape, "bound")
     assert torch.autograd.gradcheck(weight, kernel)
     assert torch.autograd.gradgradcheck(lambda k: weight(k).pow(3).sum(), kernel)
 
 
-def test_derivatives_of_the_norm_bound(parts: Parts) -> None:
-    build, kernel_shape, shape = parts
+def test_derivatives_of_the_norm_bound(controlled: Controlled) -> None:
+    build, kernel_shape, shape = controlled
 
     def bound(kernel: Tensor) -> Tensor:
         operator = build(nn.Parameter(kernel.detach().clone()), "bound", 100.0)
@@ -112,21 +112,21 @@ def _functional_bound(operator: KernelOperator, kernel: Tensor, shape: tuple[int
     return torch.func.functional_call(Bound(), {"operator.kernel": kernel})
 
 
-def test_a_detached_bound_would_give_another_gradient(parts: Parts) -> None:
-    build, kernel_shape, shape = parts
+def test_the_bound_is_part_of_the_graph(controlled: Controlled) -> None:
+    build, kernel_shape, shape = controlled
     kernel = nn.Parameter(torch.randn(kernel_shape).double())
     operator, target = build(kernel, "bound", 0.5), torch.randn(kernel_shape).double()
     weight = operator.weights(shape)[0]
-    (right,) = torch.autograd.grad((weight * target).sum(), kernel)
+    (gradient,) = torch.autograd.grad((weight * target).sum(), kernel)
     scale = (weight / kernel).detach().flatten()[0]
-    wrong = scale * target
-    assert (right - wrong).norm() > 0.05 * wrong.norm()
-    # W does not change when K is scaled, so the right gradient has no component along K.
-    assert abs(float((right * kernel.detach()).sum())) < 1e-10
+    detached = scale * target
+    assert (gradient - detached).norm() > 0.05 * detached.norm()
+    # W does not change if K is scaled, so the gradient has no component along K.
+    assert abs(float((gradient * kernel.detach()).sum())) < 1e-10
 
 
-def test_estimated_gradient_is_exact_for_the_vector_in_use(parts: Parts) -> None:
-    build, kernel_shape, shape = parts
+def test_estimated_gradient_is_exact_for_the_vector_in_use(controlled: Controlled) -> None:
+    build, kernel_shape, shape = controlled
     operator = build(nn.Parameter(torch.randn(kernel_shape).double()), "estimate", 0.5)
     operator.weights(shape)
     operator.eval()
@@ -138,11 +138,11 @@ def test_estimated_gradient_is_exact_for_the_vector_in_use(parts: Parts) -> None
 
 
 def test_converged_estimate_agrees_with_the_exact_norm() -> None:
-    """The envelope theorem: value and gradient of ‖Kv‖ are those of ‖K‖ once v has converged."""
+    """The envelope theorem: value and gradient of ‖Kv‖ are those of ‖K‖ for converged v."""
     kernel, target = nn.Parameter(torch.randn(6, 4).double()), torch.randn(6, 4).double()
     exact = Dense.from_tensor(kernel, "bound", 0.5)
     estimated = Dense.from_tensor(kernel, "estimate", 0.5)
-    for _ in range(40):  # as after so many updates
+    for _ in range(40):  # as after 40 updates
         estimated._memo = type(estimated._memo)()
         estimated.weights()
     for operator in (exact, estimated):
@@ -152,8 +152,8 @@ def test_converged_estimate_agrees_with_the_exact_norm() -> None:
 
 
 @pytest.mark.parametrize("zeta", [0.3, 0.95])
-def test_norm_is_at_most_zeta(parts: Parts, zeta: float, device: torch.device) -> None:
-    build, kernel_shape, shape = parts
+def test_norm_is_at_most_zeta(controlled: Controlled, zeta: float, device: torch.device) -> None:
+    build, kernel_shape, shape = controlled
     operator = build(nn.Parameter(5 * torch.randn(kernel_shape, device=device)), "bound", zeta)
     assert true_norm(operator, shape) <= zeta * (1 + 1e-5)
     assert float(operator.norm_bound(shape).detach()) == pytest.approx(zeta)
@@ -164,8 +164,8 @@ def test_norm_is_at_most_zeta(parts: Parts, zeta: float, device: torch.device) -
 
 
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
-def test_small_kernels_are_untouched(parts: Parts, norm: str) -> None:
-    build, kernel_shape, shape = parts
+def test_kernels_below_zeta_are_not_changed(controlled: Controlled, norm: str) -> None:
+    build, kernel_shape, shape = controlled
     kernel = nn.Parameter(0.01 * torch.randn(kernel_shape))
     operator = build(kernel, norm, 0.95)
     assert operator.weights(shape)[0].equal(kernel)
@@ -174,8 +174,8 @@ def test_small_kernels_are_untouched(parts: Parts, norm: str) -> None:
 
 
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
-def test_zero_kernel(parts: Parts, norm: str) -> None:
-    build, kernel_shape, shape = parts
+def test_zero_kernel(controlled: Controlled, norm: str) -> None:
+    build, kernel_shape, shape = controlled
     kernel = nn.Parameter(torch.zeros(kernel_shape))
     operator = build(kernel, norm, 0.95)
     weight = operator.weights(shape)[0]
@@ -191,10 +191,10 @@ def test_zero_kernel(parts: Parts, norm: str) -> None:
 
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_diverged_kernel_is_passed_on_and_can_recover(
-    parts: Parts, norm: str, bad: float
+def test_nan_and_inf_are_propagated_and_not_cached(
+    controlled: Controlled, norm: str, bad: float
 ) -> None:
-    build, kernel_shape, shape = parts
+    build, kernel_shape, shape = controlled
     kernel = nn.Parameter(torch.randn(kernel_shape))
     operator = build(kernel, norm, 0.5)
     good = kernel.detach().clone()
@@ -206,8 +206,8 @@ def test_a_diverged_kernel_is_passed_on_and_can_recover(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
-def test_half_precision_kernels(parts: Parts, norm: str, dtype: torch.dtype) -> None:
-    build, kernel_shape, shape = parts
+def test_half_precision_kernels(controlled: Controlled, norm: str, dtype: torch.dtype) -> None:
+    build, kernel_shape, shape = controlled
     kernel = nn.Parameter(torch.randn(kernel_shape).to(dtype))
     weight = build(kernel, norm, 0.5).weights(shape)[0]
     exact = build(nn.Parameter(kernel.detach().float()), norm, 0.5).weights(shape)[0]
@@ -219,8 +219,8 @@ def test_half_precision_kernels(parts: Parts, norm: str, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
-def test_autocast_changes_no_weight(parts: Parts, norm: str) -> None:
-    build, kernel_shape, shape = parts
+def test_autocast_does_not_change_the_weight(controlled: Controlled, norm: str) -> None:
+    build, kernel_shape, shape = controlled
     kernel = nn.Parameter(torch.randn(kernel_shape))
     expected = build(kernel, norm, 0.5).weights(shape)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -240,33 +240,33 @@ def test_options_are_checked() -> None:
     assert Conv2d(2, 3, 3).weights()[0].shape == (3, 2, 3, 3)
 
 
-# What is remembered
+# Caches
 
 
 @pytest.fixture
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A record of the searches for a frequency and the eigendecompositions."""
-    seen: list[str] = []
+    """Record of the searches for a frequency and of the eigendecompositions."""
+    calls: list[str] = []
 
     def record(module: object, name: str) -> None:
         original = getattr(module, name)
 
         def recorded(*args: object) -> object:
-            seen.append(name)
+            calls.append(name)
             return original(*args)
 
         monkeypatch.setattr(module, name, recorded)
 
     record(conv_symbol, "maximizing_frequency")
     record(spectral, "top_singular")
-    return seen
+    return calls
 
 
-def test_one_search_a_parameter_update(parts: Parts, searches: list[str]) -> None:
-    build, kernel_shape, shape = parts
+def test_one_search_per_parameter_update(controlled: Controlled, searches: list[str]) -> None:
+    build, kernel_shape, shape = controlled
     operator = build(nn.Parameter(torch.randn(kernel_shape)), "bound", 0.5)
-    # Large sparse matrices have nothing to search for: their bound is a formula.
-    once = 0 if kernel_shape == (23,) else 1 if shape in {(3,), (5,), (2, 3, 3)} else 2
+    # The bound of large sparse matrices is a formula and needs no search.
+    per_update = 0 if kernel_shape == (23,) else 1 if shape in {(3,), (5,), (2, 3, 3)} else 2
     optimizer = torch.optim.SGD(operator.parameters(), lr=0.1)
     for step in range(1, 3):
         for _ in range(3):
@@ -274,12 +274,12 @@ def test_one_search_a_parameter_update(parts: Parts, searches: list[str]) -> Non
             operator.norm_bound(shape)
             with torch.no_grad():
                 operator.weights(shape)
-        assert len(searches) == step * once
+        assert len(searches) == step * per_update
         loss.backward()
         optimizer.step()
 
 
-def test_each_input_shape_has_its_own_search(searches: list[str]) -> None:
+def test_one_search_per_input_shape(searches: list[str]) -> None:
     operator = Conv2d(3, 2, 3, norm="bound", zeta=0.1)
     weights = [operator.weights((3, n, n))[0] for n in (12, 16, 12, 16)]
     assert searches.count("maximizing_frequency") == 2
@@ -288,9 +288,11 @@ def test_each_input_shape_has_its_own_search(searches: list[str]) -> None:
 
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
 @pytest.mark.parametrize("grad", [True, False])
-def test_an_edit_through_data_is_noticed(parts: Parts, norm: str, grad: bool) -> None:
-    """`.data` leaves `_version` as it was; a cache that trusts versions returns stale weights."""
-    build, kernel_shape, shape = parts
+def test_an_edit_through_data_invalidates_the_cache(
+    controlled: Controlled, norm: str, grad: bool
+) -> None:
+    """Edits through `.data` do not change `_version`, so the cache cannot rely on it."""
+    build, kernel_shape, shape = controlled
     operator = build(nn.Parameter(torch.randn(kernel_shape)), norm, 0.5)
     with torch.set_grad_enabled(grad):
         operator.weights(shape)
@@ -301,8 +303,8 @@ def test_an_edit_through_data_is_noticed(parts: Parts, norm: str, grad: bool) ->
         torch.testing.assert_close(operator.weights(shape)[0], expected, rtol=0, atol=atol)
 
 
-def test_weight_is_remembered_without_gradients(parts: Parts) -> None:
-    build, kernel_shape, shape = parts
+def test_the_weight_is_cached_without_gradients(controlled: Controlled) -> None:
+    build, kernel_shape, shape = controlled
     operator = build(nn.Parameter(torch.randn(kernel_shape)), "bound", 0.5)
     with torch.no_grad():
         first, second = operator.weights(shape)[0], operator.weights(shape)[0]
@@ -314,21 +316,21 @@ def test_weight_is_remembered_without_gradients(parts: Parts) -> None:
 
 
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
-def test_memory_survives_copies_and_casts(parts: Parts, norm: str) -> None:
-    build, kernel_shape, shape = parts
+def test_the_cache_is_valid_after_copies_and_casts(controlled: Controlled, norm: str) -> None:
+    build, kernel_shape, shape = controlled
     operator = build(nn.Parameter(torch.randn(kernel_shape)), norm, 0.5)
     operator.weights(shape)[0].sum().backward()
     with torch.no_grad():
         weight = operator.weights(shape)[0]
-        twin = copy.deepcopy(operator)
-        assert twin.weights(shape)[0].equal(weight)
+        duplicate = copy.deepcopy(operator)
+        assert duplicate.weights(shape)[0].equal(weight)
         double = copy.deepcopy(operator).double().eval()
         assert double.weights(shape)[0].dtype == torch.float64
         torch.testing.assert_close(double.weights(shape)[0].float(), weight)
         assert copy.deepcopy(operator).to("meta").weights(shape)[0].is_meta
 
 
-def test_memory_is_bounded_and_outside_the_state_dict() -> None:
+def test_the_cache_is_bounded_and_not_in_the_state_dict() -> None:
     operator = Conv2d(2, 2, 3, norm="bound").eval()
     with torch.no_grad():
         for n in range(3, 60):
@@ -338,9 +340,9 @@ def test_memory_is_bounded_and_outside_the_state_dict() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch.func.jvp itself
-def test_function_transforms(parts: Parts) -> None:
-    """torch.func sees the same derivatives, and nothing of a transform outlives it."""
-    build, kernel_shape, shape = parts
+def test_function_transforms(controlled: Controlled) -> None:
+    """torch.func gives the same derivatives, and its results are not cached."""
+    build, kernel_shape, shape = controlled
     for norm in ("bound", "estimate"):
         operator = build(nn.Parameter(torch.randn(kernel_shape).double()), norm, 0.5)
         operator.weights(shape)
@@ -365,7 +367,7 @@ def estimating(shape: tuple[int, ...] = (3, 6, 6)) -> tuple[Conv2d, tuple[int, .
     return Conv2d(3, 4, 3, norm="estimate", zeta=0.5), shape
 
 
-def test_vector_is_refined_once_an_update_in_training() -> None:
+def test_the_vector_is_refined_once_per_update_in_training() -> None:
     operator, shape = estimating()
     assert operator.norm_vector.shape == (0,)
     operator.weights(shape)
@@ -378,28 +380,28 @@ def test_vector_is_refined_once_an_update_in_training() -> None:
     assert not operator.norm_vector.equal(first)
 
 
-def test_evaluation_leaves_the_vector_alone() -> None:
+def test_evaluation_does_not_change_the_vector() -> None:
     operator, shape = estimating()
     operator.eval()
     start = operator.weights(shape)[0]
     assert operator.norm_vector.shape == (0,)
     assert operator.weights(shape)[0].equal(start)
     operator.train().weights(shape)
-    kept = operator.norm_vector.clone()
+    vector = operator.norm_vector.clone()
     operator.eval().kernel.data.mul_(1.5)
     operator.weights(shape)
     operator.weights((3, 4, 4))
-    assert operator.norm_vector.equal(kept)
+    assert operator.norm_vector.equal(vector)
 
 
-def test_start_is_the_same_everywhere_and_draws_no_global_numbers() -> None:
+def test_the_first_vector_does_not_depend_on_the_global_random_state() -> None:
     operator, shape = estimating()
-    twin = copy.deepcopy(operator)
+    duplicate = copy.deepcopy(operator)
     state = torch.get_rng_state()
     first = operator.weights(shape)[0]
     assert torch.get_rng_state().equal(state)
     torch.manual_seed(123)
-    assert twin.weights(shape)[0].equal(first)
+    assert duplicate.weights(shape)[0].equal(first)
 
 
 def test_reloaded_model_gives_identical_outputs() -> None:
@@ -415,13 +417,13 @@ def test_reloaded_model_gives_identical_outputs() -> None:
     for other in (fresh, used):
         other.load_state_dict(state)
         assert other.eval().weights(shape)[0].equal(operator.eval().weights(shape)[0])
-    # training goes on alike, too
+    # Continued training gives the same weights.
     operator.train()
     fresh.train()
     assert fresh.weights(shape)[0].equal(operator.weights(shape)[0])
 
 
-def test_a_loaded_vector_replaces_a_remembered_weight() -> None:
+def test_a_loaded_vector_replaces_a_cached_weight() -> None:
     operator, shape = estimating()
     other, _ = estimating()
     other.load_state_dict({**other.state_dict(), "kernel": operator.kernel.detach()})
@@ -435,7 +437,7 @@ def test_a_loaded_vector_replaces_a_remembered_weight() -> None:
 
 
 def test_estimate_follows_a_training_run() -> None:
-    """Three steps an update are enough to stay near the norm while the kernel moves."""
+    """Three power steps per update keep the estimate near the norm."""
     operator, shape = estimating((3, 8, 8))
     operator.double()
     target = torch.randn(4, 3, 3, 3).double()

@@ -1,4 +1,4 @@
-"""What is particular to one operator: construction, products, conversion."""
+"""Construction, products and conversion of operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equilibria.operators import (
 )
 
 
-def test_default_start_has_unit_gain() -> None:
+def test_initial_kernels_have_unit_gain() -> None:
     assert float(Dense(400, 300).kernel.detach().std()) == pytest.approx(400**-0.5, rel=0.05)
     assert float(Conv2d(40, 30, 3).kernel.detach().std()) == pytest.approx(360**-0.5, rel=0.05)
 
@@ -38,7 +38,7 @@ def test_default_start_has_unit_gain() -> None:
         lambda: Compose(),
     ],
 )
-def test_impossible_sizes_are_refused(build: object) -> None:
+def test_invalid_sizes_raise(build: object) -> None:
     with pytest.raises(ValueError, match=r"positive|negative|at least (one|1)|1 or 2"):
         build()  # type: ignore[operator]
 
@@ -48,14 +48,14 @@ def test_stride_must_divide_the_size() -> None:
         Conv2d(2, 3, 3, stride=2)(torch.zeros(1, 2, 6, 5))
 
 
-def test_a_kernel_larger_than_the_map_is_refused() -> None:
+def test_a_kernel_larger_than_the_map_raises() -> None:
     with pytest.raises(ValueError, match="at least 5, 5"):
         Conv2d(2, 3, 5, padding=0)(torch.zeros(1, 2, 4, 4))
     with pytest.raises(ValueError, match=r"\(B, 2, T\) with T at least 5"):
         Conv1d(2, 3, 5, padding=0)(torch.zeros(1, 2, 4))
 
 
-def test_a_size_for_each_direction_is_one_for_each() -> None:
+def test_the_number_of_sizes_must_match_the_directions() -> None:
     with pytest.raises(ValueError, match=r"one size, or one for each of H, W, got \(3,\)"):
         Conv2d(2, 3, (3,))
     with pytest.raises(ValueError, match=r"one size, or one for each of T, got \(1, 1\)"):
@@ -74,8 +74,8 @@ def test_products_are_flat_and_ordered() -> None:
         product(z, (a.kernel,))
 
 
-def test_products_take_operators_only() -> None:
-    with pytest.raises(TypeError, match=r"apply an operator by calling it"):
+def test_products_need_operators() -> None:
+    with pytest.raises(TypeError, match=r"to apply an operator to a tensor, call it"):
         Dense(3, 2) @ torch.zeros(3)  # type: ignore[operator]
     with pytest.raises(TypeError, match="as_operator"):
         Compose(Dense(3, 2), nn.Linear(4, 3))  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def test_tensors_become_operators() -> None:
     assert as_operator(operator) is operator
 
 
-def test_biases_belong_elsewhere() -> None:
+def test_modules_with_a_bias_raise() -> None:
     for module in (nn.Linear(4, 3), nn.Conv1d(2, 3, 3), nn.Conv2d(2, 3, 3)):
         with pytest.raises(ValueError, match=r"Input\(U, bias=True\)"):
             as_operator(module)
@@ -138,7 +138,7 @@ def test_biases_belong_elsewhere() -> None:
         {"kernel_size": 2, "padding": "same"},
     ],
 )
-def test_other_convolutions_are_refused(options: dict[str, object]) -> None:
+def test_unsupported_convolutions_raise(options: dict[str, object]) -> None:
     arguments = {"kernel_size": 3, **options}
     with pytest.raises(ValueError, match=r"nn\.Conv2d with .* is not supported"):
         as_operator(nn.Conv2d(2, 4, bias=False, **arguments))  # type: ignore[arg-type]
@@ -147,10 +147,10 @@ def test_other_convolutions_are_refused(options: dict[str, object]) -> None:
             as_operator(nn.Conv1d(2, 4, bias=False, **arguments))  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_an_operator() -> None:
-    for thing in (torch.zeros(3), torch.zeros(1, 2, 3, 4, 5), "conv", nn.ReLU()):
-        with pytest.raises(TypeError, match="accepted are a LinearOperator, a tensor of shape"):
-            as_operator(thing)
+def test_objects_that_are_not_linear_operators_raise() -> None:
+    for obj in (torch.zeros(3), torch.zeros(1, 2, 3, 4, 5), "conv", nn.ReLU()):
+        with pytest.raises(TypeError, match="pass a LinearOperator, a tensor of shape"):
+            as_operator(obj)
     with pytest.raises(ValueError, match="floating-point"):
         as_operator(torch.zeros(2, 2, dtype=torch.long))
     with pytest.raises(ValueError, match=r"nn\.Parameter to train it"):
@@ -162,6 +162,6 @@ def test_what_cannot_be_an_operator() -> None:
         as_operator(parametrized)
 
 
-def test_an_operator_shows_its_settings() -> None:
+def test_repr_shows_the_settings() -> None:
     assert repr(Dense(4, 3, norm="bound", zeta=0.9)) == "Dense(4, 3, norm='bound', zeta=0.9)"
     assert "stride=2, padding=(1, 1)" in repr(Conv2d(2, 3, 3, stride=2))

@@ -1,4 +1,4 @@
-"""The separable convolution: as Conv2d with the kernel P·D, in its values, bound and control."""
+"""Separable convolutions: agreement with Conv2d for the kernel P·D, norm bound, norm control."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GEOMETRIES: dict[str, tuple[int, Image]] = {
     "matrix": (1, (2, 3, 3)),
     "stride": (2, (2, 12, 14)),
 }
-"""Stride and input: the bound through the symbol, through the matrix, and with aliases."""
+"""Stride and input shape, for the bound by the symbol, by the matrix, and with aliases."""
 
 
 @pytest.fixture(params=GEOMETRIES)
@@ -29,12 +29,12 @@ def geometry(request: pytest.FixtureRequest) -> tuple[int, Image]:
     return GEOMETRIES[request.param]
 
 
-def drawn(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """Depthwise and pointwise kernels of a map from 2 to 3 channels."""
+def random_kernels(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Return depthwise and pointwise kernels of a map from 2 to 3 channels."""
     return torch.randn(2, 1, 3, 3, dtype=dtype), torch.randn(3, 2, 1, 1, dtype=dtype)
 
 
-def built(
+def build(
     kernels: tuple[Tensor, ...], stride: int, norm: str | None, zeta: float = 0.5
 ) -> SeparableConv2d:
     depthwise, pointwise = (nn.Parameter(kernel.detach().clone()) for kernel in kernels)
@@ -46,11 +46,11 @@ def built(
 
 
 def full_kernel(operator: SeparableConv2d) -> Tensor:
-    """(out, in, k, k): the kernel of the one convolution that this is."""
+    """Return the kernel of the equivalent convolution, shape (out, in, k, k)."""
     return (operator.pointwise * operator.depthwise.transpose(0, 1)).detach()
 
 
-# What it is
+# Values
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -59,12 +59,12 @@ def test_is_the_convolution_with_the_product_of_the_kernels(
     stride: int, padding: int | None
 ) -> None:
     operator = SeparableConv2d(4, 3, (3, 5), stride=stride, padding=padding).double()
-    twin = Conv2d.from_tensor(full_kernel(operator), stride, padding)
+    reference = Conv2d.from_tensor(full_kernel(operator), stride, padding)
     z = torch.randn(2, 4, 8, 6).double()
     y = operator(z)
-    torch.testing.assert_close(y, twin(z))
-    torch.testing.assert_close(operator.adjoint(y), twin.adjoint(y))
-    assert operator.bias_shape == twin.bias_shape == (3, 1, 1)
+    torch.testing.assert_close(y, reference(z))
+    torch.testing.assert_close(operator.adjoint(y), reference.adjoint(y))
+    assert operator.bias_shape == reference.bias_shape == (3, 1, 1)
 
 
 def test_parameters() -> None:
@@ -91,26 +91,24 @@ def test_parameters() -> None:
         ((2, 2, 3), {"norm": "bound", "zeta": 0.0}),
     ],
 )
-def test_impossible_sizes_are_refused(
-    sizes: tuple[int, int, int], options: dict[str, object]
-) -> None:
+def test_invalid_sizes_raise(sizes: tuple[int, int, int], options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"positive|negative"):
         SeparableConv2d(*sizes, **options)  # type: ignore[arg-type]
 
 
-def test_messages_are_those_of_a_convolution() -> None:
+def test_error_messages_are_those_of_a_convolution() -> None:
     with pytest.raises(ValueError, match=r"SeparableConv2d\(2, 3, .*divisible by the stride 2"):
         SeparableConv2d(2, 3, 3, stride=2)(torch.zeros(1, 2, 6, 5))
     with pytest.raises(ValueError, match="at least 5, 5"):
         SeparableConv2d(2, 3, 5, padding=0)(torch.zeros(1, 2, 4, 4))
-    with pytest.raises(ValueError, match=r"as the convolution gives, got \(B, 2, 4, 4\)"):
+    with pytest.raises(ValueError, match=r"the shape of an output, got \(B, 2, 4, 4\)"):
         SeparableConv2d(2, 3, 3).adjoint(torch.zeros(1, 2, 4, 4))
     with pytest.raises(ValueError, match="depends on the size of the input"):
         SeparableConv2d(2, 3, 3, norm="bound").weights()
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_channels_last_stays(stride: int) -> None:
+def test_channels_last_format_is_preserved(stride: int) -> None:
     operator = SeparableConv2d(4, 6, 3, stride=stride)
     z = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
     y = operator(z)
@@ -120,11 +118,11 @@ def test_channels_last_stays(stride: int) -> None:
     torch.testing.assert_close(operator.adjoint(y), operator.adjoint(y.contiguous()))
 
 
-# Its bound
+# Norm bound
 
 
 def frequency_bound(operator: SeparableConv2d | Conv2d, shape: Image) -> float:
-    """The bound through the symbol, on maps of any size."""
+    """Return the bound by the symbol, on maps of any size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(operator), "_prefers_matrix", lambda *_: False)
         fresh = copy.deepcopy(operator)
@@ -156,7 +154,7 @@ def convolutions(draw: st.DrawFn) -> tuple[SeparableConv2d, Image]:
 
 @settings(max_examples=60)
 @given(convolutions())
-def test_any_geometry_has_its_adjoint_and_bound(example: tuple[SeparableConv2d, Image]) -> None:
+def test_adjoint_and_bound_for_any_geometry(example: tuple[SeparableConv2d, Image]) -> None:
     operator, shape = example
     try:
         out = operator.output_shape(shape)
@@ -168,14 +166,14 @@ def test_any_geometry_has_its_adjoint_and_bound(example: tuple[SeparableConv2d, 
     true, bound = true_norm(operator, shape), frequency_bound(operator, shape)
     assert true * (1 - 1e-12) <= bound <= product_of_norms(operator, shape) * (1 + 1e-12)
     assert float(operator.norm_bound(shape).detach()) >= true * (1 - 1e-12)
-    # the symbol of Conv2d, aliases included, without its complex matrices
-    twin = Conv2d.from_tensor(full_kernel(operator), operator.stride, operator.padding)
-    assert bound == pytest.approx(frequency_bound(twin, shape), rel=1e-12)
+    # The bound is that of Conv2d, including aliases, without its complex matrices.
+    reference = Conv2d.from_tensor(full_kernel(operator), operator.stride, operator.padding)
+    assert bound == pytest.approx(frequency_bound(reference, shape), rel=1e-12)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("channels", [(8, 8), (6, 12), (12, 6)])
-def test_bound_is_tight_where_the_product_of_norms_is_not(
+def test_the_bound_is_tighter_than_the_product_of_norms(
     channels: tuple[int, int], stride: int
 ) -> None:
     for seed in range(3):
@@ -208,10 +206,10 @@ def test_search_finds_the_largest_symbol(
 ) -> None:
     monkeypatch.setattr(conv_symbol, "CHUNK_ELEMENTS", chunk)
     operator = SeparableConv2d(*channels, 3, stride=stride).to(dtype)
-    found = operator._maximizing_frequency(tuple(k.detach() for k in operator.kernels), (12, 9))
+    frequency = operator._maximizing_frequency(tuple(k.detach() for k in operator.kernels), (12, 9))
     stacked = conv_symbol.polyphase(full_kernel(operator), stride)
     largest = torch.linalg.matrix_norm(torch.fft.fft2(stacked, s=(12, 9)).permute(2, 3, 0, 1), 2)
-    value = torch.linalg.matrix_norm(conv_symbol.symbol(stacked, found), 2)
+    value = torch.linalg.matrix_norm(conv_symbol.symbol(stacked, frequency), 2)
     torch.testing.assert_close(value, largest.max(), rtol=1000 * torch.finfo(dtype).eps, atol=0)
 
 
@@ -228,7 +226,7 @@ def test_bound_of_very_small_and_large_kernels(magnitude: float) -> None:
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-# Its control
+# Norm control
 
 
 class _Result(nn.Module):
@@ -244,7 +242,7 @@ class _Result(nn.Module):
 
 
 def function(module: _Result) -> Callable[[Tensor, Tensor], Tensor]:
-    """The result as a function of two tensors, for the derivative checks."""
+    """Return the result as a function of two tensors, for derivative checks."""
 
     def result(depthwise: Tensor, pointwise: Tensor) -> Tensor:
         kernels = {"operator.depthwise": depthwise, "operator.pointwise": pointwise}
@@ -256,22 +254,22 @@ def function(module: _Result) -> Callable[[Tensor, Tensor], Tensor]:
 @pytest.mark.parametrize("scale", [1.0, 0.01], ids=["above", "below"])
 def test_derivatives_of_the_bounded_weights(geometry: tuple[int, Image], scale: float) -> None:
     stride, shape = geometry
-    kernels = tuple((scale * kernel).requires_grad_() for kernel in drawn())
-    weights = function(_Result(built(kernels, stride, "bound"), shape, "weights"))
+    kernels = tuple((scale * kernel).requires_grad_() for kernel in random_kernels())
+    weights = function(_Result(build(kernels, stride, "bound"), shape, "weights"))
     assert torch.autograd.gradcheck(weights, kernels)
     assert torch.autograd.gradgradcheck(lambda d, p: weights(d, p).pow(3).sum(), kernels)
 
 
 def test_derivatives_of_the_norm_bound(geometry: tuple[int, Image]) -> None:
     stride, shape = geometry
-    kernels = tuple(kernel.requires_grad_() for kernel in drawn())
-    bound = function(_Result(built(kernels, stride, "bound", 100.0), shape, "norm_bound"))
+    kernels = tuple(kernel.requires_grad_() for kernel in random_kernels())
+    bound = function(_Result(build(kernels, stride, "bound", 100.0), shape, "norm_bound"))
     assert torch.autograd.gradcheck(bound, kernels)
     assert torch.autograd.gradgradcheck(bound, kernels)
 
 
-def test_derivatives_beside_dead_channels() -> None:
-    """|d̂(ω)| has none where d̂(ω) = 0, and P diag(|d̂|) would pass NaN on."""
+def test_derivatives_are_finite_with_zero_channels() -> None:
+    """|d̂(ω)| is not differentiable where d̂(ω) = 0, so P diag(|d̂|) would give NaN."""
     operator, shape = SeparableConv2d(4, 5, 3, norm="bound", zeta=0.1).double(), (4, 12, 12)
     operator.depthwise.data[:2] = 0
     pointwise, depthwise = operator.weights(shape)
@@ -284,16 +282,16 @@ def test_derivatives_beside_dead_channels() -> None:
 
 def test_estimated_gradient_is_exact_for_the_vector_in_use(geometry: tuple[int, Image]) -> None:
     stride, shape = geometry
-    kernels = tuple(kernel.requires_grad_() for kernel in drawn())
-    operator = built(kernels, stride, "estimate")
+    kernels = tuple(kernel.requires_grad_() for kernel in random_kernels())
+    operator = build(kernels, stride, "estimate")
     operator.weights(shape)
     assert torch.autograd.gradcheck(function(_Result(operator.eval(), shape, "weights")), kernels)
 
 
 def test_gradient_has_no_component_along_the_kernels(geometry: tuple[int, Image]) -> None:
-    """W changes neither with the size of P nor with that of D: a detached bound would err."""
+    """W does not change if P or D is scaled."""
     stride, shape = geometry
-    operator = built(drawn(), stride, "bound")
+    operator = build(random_kernels(), stride, "bound")
     kernel = _Result(operator, shape, "weights")()
     (kernel * torch.randn_like(kernel)).sum().backward()
     for parameter in operator.parameters():
@@ -304,7 +302,7 @@ def test_gradient_has_no_component_along_the_kernels(geometry: tuple[int, Image]
 @pytest.mark.parametrize("zeta", [0.3, 0.95])
 def test_norm_is_at_most_zeta(geometry: tuple[int, Image], zeta: float) -> None:
     stride, shape = geometry
-    operator = built(tuple(5 * kernel for kernel in drawn()), stride, "bound", zeta)
+    operator = build(tuple(5 * kernel for kernel in random_kernels()), stride, "bound", zeta)
     raw = full_kernel(operator)
     pointwise, depthwise = operator.weights(shape)
     assert depthwise is operator.depthwise
@@ -312,16 +310,16 @@ def test_norm_is_at_most_zeta(geometry: tuple[int, Image], zeta: float) -> None:
     torch.testing.assert_close(ratio, ratio.flatten()[0].expand_as(ratio))  # K · min(1, ζ/b)
     assert true_norm(operator, shape) <= zeta * (1 + 1e-12)
     assert float(operator.norm_bound(shape).detach()) == pytest.approx(zeta)
-    operator = built((operator.depthwise, operator.pointwise), stride, "estimate", zeta)
+    operator = build((operator.depthwise, operator.pointwise), stride, "estimate", zeta)
     assert true_norm(operator, shape) <= 1.05 * zeta
     bound = float(operator.norm_bound(shape).detach())
     assert bound >= true_norm(operator, shape) * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
-def test_small_kernels_are_untouched(geometry: tuple[int, Image], norm: str) -> None:
+def test_kernels_below_zeta_are_not_changed(geometry: tuple[int, Image], norm: str) -> None:
     stride, shape = geometry
-    operator = built(tuple(0.1 * kernel for kernel in drawn()), stride, norm)
+    operator = build(tuple(0.1 * kernel for kernel in random_kernels()), stride, norm)
     pointwise, depthwise = operator.weights(shape)
     assert pointwise is operator.pointwise
     assert depthwise is operator.depthwise
@@ -331,14 +329,14 @@ def test_small_kernels_are_untouched(geometry: tuple[int, Image], norm: str) -> 
 @pytest.mark.parametrize("zero", ["depthwise", "pointwise", "both", "product"])
 def test_zero_kernels(geometry: tuple[int, Image], norm: str, zero: str) -> None:
     stride, shape = geometry
-    depthwise, pointwise = drawn()
-    if zero == "product":  # neither kernel is zero, but no channel passes both
+    depthwise, pointwise = random_kernels()
+    if zero == "product":  # neither kernel is zero, but their product is
         depthwise[0], pointwise[:, 1] = 0, 0
     if zero in {"depthwise", "both"}:
         depthwise.zero_()
     if zero in {"pointwise", "both"}:
         pointwise.zero_()
-    operator = built((depthwise, pointwise), stride, norm)
+    operator = build((depthwise, pointwise), stride, norm)
     total = sum((weight + 1).pow(3).sum() for weight in operator.weights(shape))
     total = total + operator.norm_bound(shape) + operator.norm_estimate(shape)
     parameters = [operator.depthwise, operator.pointwise]
@@ -353,11 +351,11 @@ def test_zero_kernels(geometry: tuple[int, Image], norm: str, zero: str) -> None
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
 @pytest.mark.parametrize("name", ["depthwise", "pointwise"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_diverged_kernel_is_passed_on_and_can_recover(
+def test_nan_and_inf_are_propagated_and_not_cached(
     geometry: tuple[int, Image], norm: str, name: str, bad: float
 ) -> None:
     stride, shape = geometry
-    operator = built(drawn(), stride, norm)
+    operator = build(random_kernels(), stride, norm)
     kernel = getattr(operator, name)
     good = kernel.detach().clone()
     kernel.data[0] = bad
@@ -370,10 +368,10 @@ def test_a_diverged_kernel_is_passed_on_and_can_recover(
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
 def test_half_precision_kernels(geometry: tuple[int, Image], norm: str, dtype: torch.dtype) -> None:
     stride, shape = geometry
-    kernels = tuple(kernel.to(dtype) for kernel in drawn())
-    operator = built(kernels, stride, norm)
+    kernels = tuple(kernel.to(dtype) for kernel in random_kernels())
+    operator = build(kernels, stride, norm)
     weight = operator.weights(shape)[0]
-    exact = built(tuple(kernel.float() for kernel in kernels), stride, norm).weights(shape)[0]
+    exact = build(tuple(kernel.float() for kernel in kernels), stride, norm).weights(shape)[0]
     assert weight.dtype == dtype
     torch.testing.assert_close(weight.float(), exact, rtol=0.02, atol=1e-3)
     weight.float().square().sum().backward()
@@ -381,52 +379,52 @@ def test_half_precision_kernels(geometry: tuple[int, Image], norm: str, dtype: t
 
 
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
-def test_autocast_changes_no_weight(geometry: tuple[int, Image], norm: str) -> None:
+def test_autocast_does_not_change_the_weight(geometry: tuple[int, Image], norm: str) -> None:
     stride, shape = geometry
-    kernels = drawn(torch.float32)
-    expected = built(kernels, stride, norm).weights(shape)[0]
+    kernels = random_kernels(torch.float32)
+    expected = build(kernels, stride, norm).weights(shape)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        weight = built(kernels, stride, norm).weights(shape)[0]
+        weight = build(kernels, stride, norm).weights(shape)[0]
     assert weight.dtype == torch.float32
     torch.testing.assert_close(weight, expected, rtol=0, atol=0)
 
 
-# What is remembered and saved
+# Caches and the state_dict
 
 
 @pytest.fixture
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A record of the searches for a frequency and the eigendecompositions."""
-    seen: list[str] = []
+    """Record of the searches for a frequency and of the eigendecompositions."""
+    calls: list[str] = []
     for module, name in ((separable, "maximizing_frequency"), (spectral, "top_singular")):
         original = getattr(module, name)
 
         def recorded(*args: object, name: str = name, original: Callable = original) -> object:
-            seen.append(name)
+            calls.append(name)
             return original(*args)
 
         monkeypatch.setattr(module, name, recorded)
-    return seen
+    return calls
 
 
 @pytest.mark.parametrize("trained", ["depthwise", "pointwise"])
-def test_one_search_an_update_of_either_kernel(
+def test_one_search_per_update_of_either_kernel(
     geometry: tuple[int, Image], searches: list[str], trained: str
 ) -> None:
     stride, shape = geometry
-    operator = built(drawn(), stride, "bound")
-    once = 1 if shape == (2, 3, 3) else 2
+    operator = build(random_kernels(), stride, "bound")
+    per_update = 1 if shape == (2, 3, 3) else 2
     for step in range(1, 4):
         for _ in range(3):
             operator.weights(shape)
             operator.norm_bound(shape)
             with torch.no_grad():
                 operator.weights(shape)
-        assert len(searches) == step * once
-        getattr(operator, trained).data.mul_(1.1)  # which leaves `_version` as it was
+        assert len(searches) == step * per_update
+        getattr(operator, trained).data.mul_(1.1)  # does not change `_version`
 
 
-def test_each_input_shape_has_its_own_search(searches: list[str]) -> None:
+def test_one_search_per_input_shape(searches: list[str]) -> None:
     operator = SeparableConv2d(3, 2, 3, norm="bound", zeta=0.1)
     weights = [operator.weights((3, n, n))[0] for n in (12, 16, 12, 16)]
     assert searches.count("maximizing_frequency") == 2
@@ -435,9 +433,9 @@ def test_each_input_shape_has_its_own_search(searches: list[str]) -> None:
 
 @pytest.mark.parametrize("frozen", ["depthwise", "pointwise"])
 def test_one_kernel_may_be_frozen(geometry: tuple[int, Image], frozen: str) -> None:
-    """The scale depends on both: P is in the graph even where only D is trained."""
+    """The scale depends on both kernels: P is in the graph even if only D is trained."""
     stride, shape = geometry
-    operator = built(drawn(), stride, "bound")
+    operator = build(random_kernels(), stride, "bound")
     both = torch.autograd.grad(operator.weights(shape)[0].sum(), list(operator.parameters()))
     getattr(operator, frozen).requires_grad_(False)
     operator.weights(shape)[0].sum().backward()
@@ -449,11 +447,11 @@ def test_one_kernel_may_be_frozen(geometry: tuple[int, Image], frozen: str) -> N
 
 
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
-def test_weights_are_remembered_and_survive_copies_and_casts(
+def test_cached_weights_are_valid_after_copies_and_casts(
     geometry: tuple[int, Image], norm: str
 ) -> None:
     stride, shape = geometry
-    operator = built(drawn(torch.float32), stride, norm)
+    operator = build(random_kernels(torch.float32), stride, norm)
     operator.weights(shape)[0].sum().backward()
     with torch.no_grad():
         weight = operator.weights(shape)[0]
@@ -472,7 +470,7 @@ def test_weights_are_remembered_and_survive_copies_and_casts(
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
 def test_function_transforms(geometry: tuple[int, Image], norm: str) -> None:
     stride, shape = geometry
-    operator = built(drawn(), stride, norm)
+    operator = build(random_kernels(), stride, norm)
     operator.weights(shape)
     result = function(_Result(operator, shape, "weights"))
     kernels = tuple(k.detach().clone() for k in (operator.depthwise, operator.pointwise))
@@ -515,22 +513,22 @@ def test_reloaded_model_gives_identical_outputs() -> None:
     assert fresh.weights(shape)[0].equal(operator.weights(shape)[0])
 
 
-def test_vector_is_refined_in_training_and_left_alone_in_evaluation() -> None:
+def test_the_vector_is_refined_in_training_but_not_in_evaluation() -> None:
     operator, shape = estimating()
     operator.eval().weights(shape)
     assert operator.norm_vector.shape == (0,)
     operator.train().weights(shape)
-    kept = operator.norm_vector.clone()
+    vector = operator.norm_vector.clone()
     operator.weights(shape)
-    assert operator.norm_vector.equal(kept)
+    assert operator.norm_vector.equal(vector)
     for name in ("depthwise", "pointwise"):
         kernel = getattr(operator, name)
         kernel.data.add_(0.1 * torch.randn_like(kernel))
         operator.eval().weights(shape)
-        assert operator.norm_vector.equal(kept)
+        assert operator.norm_vector.equal(vector)
         operator.train().weights(shape)
-        assert not operator.norm_vector.equal(kept)
-        kept = operator.norm_vector.clone()
+        assert not operator.norm_vector.equal(vector)
+        vector = operator.norm_vector.clone()
 
 
 @pytest.mark.parametrize("norm", ["bound", "estimate"])

@@ -1,4 +1,4 @@
-"""What solvers cost in evaluations and buffers, which no machine changes, and what auto chooses."""
+"""Numbers of evaluations and buffers of the solvers, and the choice of "auto"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.problems import PROBLEMS, layer
 
 
 def hard_problem() -> tuple[eq.EnergyCell, Tensor]:
-    """A ReLU equilibrium with ‖W‖ = .99 and most units active, in float64: counts repeat."""
+    """A ReLU equilibrium with ‖W‖ = 0.99 and most units active, in float64."""
     generator = torch.Generator().manual_seed(0)
     W = torch.randn(64, 64, generator=generator, dtype=torch.float64)
     W *= 0.99 / torch.linalg.matrix_norm(W, 2)
@@ -24,8 +24,8 @@ def hard_problem() -> tuple[eq.EnergyCell, Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:.*did not converge")
-def test_what_a_solve_costs_in_evaluations_of_the_map() -> None:
-    """Counts, not times: they are what a solver is for, and the machine does not change them."""
+def test_accelerated_solvers_need_fewer_evaluations_than_picard() -> None:
+    """Compares counts instead of times, which depend on the machine."""
     cell, x = hard_problem()
     counts = {}
     for solver in eq.solvers.list_solvers():
@@ -50,28 +50,26 @@ def test_what_a_solve_costs_in_evaluations_of_the_map() -> None:
     ],
     ids=str,
 )
-def test_memory_is_bounded_whatever_the_number_of_iterations(
-    solver: eq.solvers.Solver, vectors: int
-) -> None:
+def test_memory_does_not_grow_with_the_iterations(solver: eq.solvers.Solver, vectors: int) -> None:
     cell, x = hard_problem()
     memories: list[Memory] = []
 
-    class Spying(type(solver)):  # type: ignore[misc]
+    class Recording(type(solver)):  # type: ignore[misc]
         def begin(self, start: Tensor) -> Memory:
             memories.append(super().begin(start))
             return memories[-1]
 
     for iterations in (10, 300):
-        spy = Spying(
+        recording = Recording(
             **{**dataclasses.asdict(solver), "max_iterations": iterations, "tolerance": 1e-12}
         )
-        layer(cell, spy).solve(x)
+        layer(cell, recording).solve(x)
         tensors = [t for t in vars(memories[-1]).values() if isinstance(t, Tensor)]
         numbers = sum(t.numel() // t.shape[0] for t in tensors if t.dim() > 1 and t.shape[-1] == 64)
         assert numbers == vectors * 64
 
 
-def test_auto_chooses_by_what_the_cell_states() -> None:
+def test_auto_chooses_by_the_declared_properties_of_the_cell() -> None:
     x = torch.rand(2, 3)
 
     def chosen(cell: eq.Cell, x: Tensor = x, **options: float) -> str:
@@ -92,6 +90,6 @@ def test_auto_chooses_by_what_the_cell_states() -> None:
     W = eq.Conv2d(8, 8, 3, norm="bound", zeta=0.9)
     cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(W))
     assert chosen(cell, images) == chosen(cell, images, tolerance=1e-2) == "Anderson"
-    # A map that only happens to contract strongly states nothing.
+    # This map contracts strongly, but the cell does not declare it.
     unbounded = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(0.1 * torch.eye(3)))
     assert chosen(unbounded) == "Anderson"

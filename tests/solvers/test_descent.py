@@ -1,4 +1,4 @@
-"""Every convex energy is minimized by default, whether or not its map contracts."""
+"""The default solver minimizes every convex energy, even if its map does not contract."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.problems import PROBLEMS, layer
 TOLERANCE = 1e-5
 
 
-def named(name: str) -> Entry:
+def entry_named(name: str) -> Entry:
     return next(entry for entry in BANK if entry.name == name)
 
 
@@ -31,8 +31,8 @@ def layer_of(entry: Entry, activation: str, dtype: torch.dtype) -> eq.Equilibriu
     ).eval()
 
 
-def check_default(entry: Entry, activation: str, dtype: torch.dtype) -> None:
-    """By default a convex energy is minimized, and with any other what is said is true."""
+def check_default_solver(entry: Entry, activation: str, dtype: torch.dtype) -> None:
+    """Check that convex energies converge, and that converged states are stationary."""
     run = layer_of(entry, activation, dtype)
     x = inputs(3, dtype=dtype)
     with warnings.catch_warnings():
@@ -40,18 +40,18 @@ def check_default(entry: Entry, activation: str, dtype: torch.dtype) -> None:
         solution = run.solve(x)
     if entry.convex:
         assert solution.converged.all(), solution.summary()
-    # Float32 rounds the state: whether it was stationary is seen in double precision.
+    # In float32, the rounding of the state hides whether it is stationary.
     if dtype is torch.float64:
         assert isinstance(solution.state, Tensor)
         distance = run.objective(x).residual(solution.state)
         size = solution.state.norm(dim=1)
-        # T(y) of a plain solver may be further from stationary than y, by the curvature.
+        # The residual of T(y) may exceed that of y by a factor of the curvature.
         assert (distance <= 100 * TOLERANCE * size)[solution.converged].all()
 
 
 @pytest.mark.parametrize("entry", BANK, ids=lambda entry: entry.name)
 def test_every_convex_energy_is_minimized_by_default(entry: Entry) -> None:
-    check_default(entry, "relu", torch.float64)
+    check_default_solver(entry, "relu", torch.float64)
 
 
 KINDS = [
@@ -66,21 +66,19 @@ KINDS = [
     ("entry", "activation", "dtype"),
     [
         pytest.param(entry, *kind, id=f"{entry.name}-{kind[0]}-{str(kind[1])[6:]}")
-        for place, entry in enumerate(BANK)
-        # By turns: half of them for every energy, half of the energies for every one of them.
-        for kind in KINDS[place % 2 :: 2]
+        for index, entry in enumerate(BANK)
+        # Half of the kinds for each energy, alternating.
+        for kind in KINDS[index % 2 :: 2]
     ],
 )
-def test_with_every_activation_and_precision(
-    entry: Entry, activation: str, dtype: torch.dtype
-) -> None:
-    check_default(entry, activation, dtype)
+def test_every_activation_and_precision(entry: Entry, activation: str, dtype: torch.dtype) -> None:
+    check_default_solver(entry, activation, dtype)
 
 
 @pytest.mark.parametrize("activation", ["relu", "identity"])
 def test_float32_does_not_hide_the_minimum_of_a_stiff_objective(activation: str) -> None:
-    """Next to a curvature of 1e6 the residual of the plain map is rounding alone."""
-    entry = named("quadratic form, condition 1e+06")
+    """At a curvature of 1e6 the residual of the plain map in float32 is only rounding error."""
+    entry = entry_named("quadratic form, condition 1e+06")
     single = layer_of(entry, activation, torch.float32).solve(inputs(3, dtype=torch.float32))
     double = layer_of(entry, activation, torch.float64).solve(inputs(3))
     torch.testing.assert_close(single.state.double(), double.state, rtol=1e-3, atol=1e-5)
@@ -90,11 +88,11 @@ def test_float32_does_not_hide_the_minimum_of_a_stiff_objective(activation: str)
 @pytest.mark.parametrize(
     "entry", [entry for entry in BANK if entry.convex], ids=lambda entry: entry.name
 )
-def test_the_minimum_is_that_of_an_outside_minimizer(entry: Entry, activation: str) -> None:
+def test_the_minimum_is_that_of_lbfgsb(entry: Entry, activation: str) -> None:
     run = layer_of(entry, activation, torch.float64)
     x = inputs(1)
     objective = run.objective(x)
-    found = run.solve(x).state
+    state = run.solve(x).state
 
     def value_and_gradient(y: np.ndarray) -> tuple[float, np.ndarray]:
         state = torch.as_tensor(y)[None].requires_grad_()
@@ -103,7 +101,7 @@ def test_the_minimum_is_that_of_an_outside_minimizer(entry: Entry, activation: s
         return float(value.detach()), gradient[0].numpy()
 
     bounds = [(0 if activation == "relu" else None, None)] * SIZE
-    outside = minimize(
+    reference = minimize(
         value_and_gradient,
         np.full(SIZE, 0.1),
         jac=True,
@@ -111,7 +109,9 @@ def test_the_minimum_is_that_of_an_outside_minimizer(entry: Entry, activation: s
         bounds=bounds,
         options={"maxiter": 5000, "maxfun": 5000, "ftol": 0, "gtol": 1e-8},
     )
-    assert float(objective.value(found).detach()) <= outside.fun + 1e-7 * max(1, abs(outside.fun))
+    assert float(objective.value(state).detach()) <= reference.fun + 1e-7 * max(
+        1, abs(reference.fun)
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_the_minimum_is_that_of_an_outside_minimizer(entry: Entry, activation: s
     [
         pytest.param(entry, id=entry.name)
         for entry in BANK
-        # Beside a curvature of 1e6 a state is known to 1e-10: too little for a difference.
+        # At a curvature of 1e6 the error of a state, 1e-10, is too large for finite differences.
         if (entry.convex or entry.name == "attention, β = 4") and not entry.name.endswith("1e+06")
     ],
 )
@@ -127,7 +127,7 @@ def test_gradients_are_finite_differences(entry: Entry) -> None:
     run = eq.EquilibriumLayer(
         entry.energy(),
         activation="softplus",
-        tolerance=1e-12,  # Divided by the difference h below.
+        tolerance=1e-12,  # the error is divided by h below
         gradient=eq.Implicit(tolerance=1e-11),
     )
     x = inputs(2).requires_grad_()
@@ -143,10 +143,10 @@ def test_gradients_are_finite_differences(entry: Entry) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*did not converge")
-def test_gradients_beside_a_curvature_of_a_million_are_those_of_a_dense_solve() -> None:
+def test_gradients_at_a_curvature_of_a_million_are_those_of_a_dense_solve() -> None:
     """dy/dx = (I + S∇²E)⁻¹ S ∂d/∂x, d = −∇E."""
     run = eq.EquilibriumLayer(
-        named("quadratic form, condition 1e+06").energy(),
+        entry_named("quadratic form, condition 1e+06").energy(),
         activation="softplus",
         tolerance=1e-11,
         gradient=eq.Implicit(tolerance=1e-11),
@@ -167,8 +167,8 @@ def test_gradients_beside_a_curvature_of_a_million_are_those_of_a_dense_solve() 
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
-def test_a_sample_is_the_same_alone(activation: str) -> None:
-    entry = named("quadratic form, condition 1e+02")
+def test_results_do_not_depend_on_the_rest_of_the_batch(activation: str) -> None:
+    entry = entry_named("quadratic form, condition 1e+02")
     run = layer_of(entry, activation, torch.float64)
     x = torch.cat([inputs(3), 100 * inputs(1, seed=5)])
     together = run.solve(x)
@@ -178,20 +178,20 @@ def test_a_sample_is_the_same_alone(activation: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["linear_symmetric", "relu_active_set", "tanh"])
-def test_on_maps_that_contract_it_finds_what_the_others_find(name: str) -> None:
+def test_descent_finds_the_fixed_points_of_contractive_maps(name: str) -> None:
     problem = PROBLEMS[name]()
     solution = layer(problem.cell, "descent", tolerance=1e-9).solve(problem.x)
     assert solution.converged.all()
     torch.testing.assert_close(solution.state, problem.fixed_point, rtol=0, atol=1e-7)
 
 
-def test_a_map_without_an_objective_is_refused() -> None:
+def test_a_map_without_an_objective_raises() -> None:
     problem = PROBLEMS["linear_nonsymmetric"]()
     with pytest.raises(ValueError, match="hidden objective"):
         layer(problem.cell, "descent").solve(problem.x)
 
 
-def test_an_objective_without_a_minimum_has_diverged() -> None:
+def test_an_objective_without_a_minimum_diverges() -> None:
     cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(3 * torch.eye(3)), "relu")
     with pytest.warns(eq.ConvergenceWarning):
         solution = layer(cell, "descent").eval().solve(torch.ones(2, 3))
@@ -210,7 +210,7 @@ def test_nan_marks_only_its_own_sample() -> None:
 
 
 def kinked(y: Tensor, x: Tensor) -> Tensor:
-    """Convex, with its minimum at a kink that no activation knows of."""
+    """Convex, with its minimum at a kink that is not one of the activation."""
     return 3 * (y[:, 1:] - y[:, :-1]).abs().sum(dim=1)
 
 
@@ -220,26 +220,26 @@ class Never(StoppingCriterion):
 
 
 @pytest.mark.parametrize(
-    ("entry", "solver", "words"),
+    ("entry", "solver", "message"),
     [
         (Entry("kinked", lambda *_: FunctionEnergy(kinked)), Auto(), "has a kink there"),
         (BANK[4], Auto(stop=Never()), "stopping rule of the solver is not met"),
         (BANK[4], Auto(tolerance=1e-15), "rounding hides"),
     ],
 )
-def test_a_descent_ends_where_the_objective_stops_falling(
-    entry: Entry, solver: Auto, words: str
+def test_a_descent_stalls_where_the_objective_stops_falling(
+    entry: Entry, solver: Auto, message: str
 ) -> None:
-    """And says why, instead of spending its budget of 10,000 evaluations."""
+    """The message gives the reason, and the solve ends before its budget of 10,000 evaluations."""
     run = eq.EquilibriumLayer(entry.energy(), solver=solver).eval()
-    with pytest.warns(eq.ConvergenceWarning, match=words):
+    with pytest.warns(eq.ConvergenceWarning, match=message):
         solution = run.solve(inputs(3))
     assert (solution.status == eq.Status.STALLED).all()
     assert int(solution.iterations.max()) < 1000
 
 
-def test_a_budget_is_kept() -> None:
-    """Who asks for five iterations is not sent on a descent of hundreds."""
+def test_a_small_budget_is_not_exceeded_by_a_descent() -> None:
+    """A solve with five iterations does not continue with a descent of hundreds."""
     run = layer_of(BANK[4], "relu", torch.float64)
     with eq.solving(run, max_iterations=5), pytest.warns(eq.ConvergenceWarning):
         solution = run.solve(inputs(3))
@@ -247,7 +247,7 @@ def test_a_budget_is_kept() -> None:
     assert int(solution.iterations.max()) <= 5
 
 
-def test_where_the_map_contracts_nothing_changes() -> None:
+def test_contractive_maps_are_solved_without_a_descent() -> None:
     entry = BANK[0]
     run = layer_of(entry, "relu", torch.float64)
     plain = run.solve(inputs(3), solver="anderson")
@@ -257,7 +257,7 @@ def test_where_the_map_contracts_nothing_changes() -> None:
     assert default.evaluations == plain.evaluations
 
 
-def test_the_trace_goes_on_through_the_descent() -> None:
+def test_the_trace_includes_the_descent() -> None:
     run = layer_of(BANK[4], "relu", torch.float64)
     solution = run.solve(inputs(3), trace="states")
     assert solution.solver == "Anderson, then Descent"
@@ -267,7 +267,7 @@ def test_the_trace_goes_on_through_the_descent() -> None:
     assert float(solution.trace.residual.nan_to_num(0).amax(dim=1)[-1]) <= TOLERANCE
 
 
-def test_the_message_names_the_term_that_is_too_steep_and_what_helps() -> None:
+def test_the_message_names_the_steep_term_and_the_remedy() -> None:
     smoothness = FunctionEnergy(lambda y, x: (y[:, 1:] - y[:, :-1]).square().sum(dim=1))
     energy = eq.Input(eq.Dense(INPUTS, SIZE)) + 2 * smoothness
     run = eq.EquilibriumLayer(energy, solver="anderson").eval()

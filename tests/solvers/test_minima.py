@@ -18,7 +18,7 @@ from tests.solvers.test_solvers import SOLVERS
 
 @eq.energy_term
 def double_well(y: Tensor, x: Tensor) -> Tensor:
-    """2(y² − 1)² − ½xy: at x = 0 there is a maximum at zero, and minima near ±1."""
+    """2(y² − 1)² − ½xy: for x = 0 it has a maximum at zero and minima near ±1."""
     return (2 * (y.square() - 1).square() - 0.5 * x * y).sum(dim=1)
 
 
@@ -31,7 +31,7 @@ WELL = (1 - 1 / 8) ** 0.5  # G = ½y² + 2(y² − 1)² has G′ = y(8y² − 7)
 
 
 @pytest.mark.parametrize("solver", [*SOLVERS, "auto", "descent"])
-def test_a_maximum_is_left_for_a_minimum(solver: str) -> None:
+def test_a_solve_from_a_maximum_ends_at_a_minimum(solver: str) -> None:
     solution = well_layer(name=solver).solve(torch.zeros(2, 3, dtype=torch.float64))
     assert (solution.status == eq.Status.CONVERGED).all()
     assert isinstance(solution.state, Tensor)
@@ -40,8 +40,8 @@ def test_a_maximum_is_left_for_a_minimum(solver: str) -> None:
     )
 
 
-def test_a_maximum_at_a_kink_of_the_activation_is_left_too() -> None:
-    """With ReLU no unit is active at zero: each can move to one side only."""
+def test_a_solve_from_a_maximum_at_a_kink_ends_at_a_minimum() -> None:
+    """With ReLU no unit is active at zero, and each can only increase."""
     solution = well_layer("relu").solve(torch.zeros(2, 5, dtype=torch.float64))
     assert (solution.status == eq.Status.CONVERGED).all()
     assert isinstance(solution.state, Tensor)
@@ -62,16 +62,16 @@ def test_a_descent_from_next_to_a_maximum_has_not_diverged(
 
 
 @pytest.mark.parametrize("solver", [*SOLVERS, "auto"])
-def test_without_the_test_a_maximum_is_called_stationary(solver: str) -> None:
+def test_a_maximum_is_reported_as_stationary_without_the_test(solver: str) -> None:
     layer = well_layer(name=solver, check_minimum=False)
     solution = layer.solve(torch.zeros(2, 3, dtype=torch.float64))
     assert (solution.status == eq.Status.STATIONARY).all()
     assert "are stationary" in solution.summary()
-    assert "was not tested" in solution.message(0)
+    assert "not tested for a minimum" in solution.message(0)
 
 
-def test_a_saddle_of_coupled_units_is_left_for_the_global_minimum() -> None:
-    """½yᵀAy + ¼‖y‖⁴ with A indefinite has no minimum but the global ones."""
+def test_a_solve_from_a_saddle_of_coupled_units_ends_at_the_global_minimum() -> None:
+    """Every minimum of ½yᵀAy + ¼‖y‖⁴ with indefinite A is global."""
     generator = torch.Generator().manual_seed(1)
     A = torch.randn(6, 6, generator=generator, dtype=torch.float64)
     A = A + A.T
@@ -105,7 +105,7 @@ def test_only_samples_at_a_maximum_are_moved() -> None:
     assert both.state[0].abs() > 0.9
 
 
-def test_a_layer_trains_at_the_minimum_with_the_gradient_of_the_minimum() -> None:
+def test_the_gradient_of_a_layer_is_that_of_the_minimum() -> None:
     layer = well_layer(tolerance=1e-10).train()
     x = torch.zeros(1, 1, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(layer(x).sum(), x)
@@ -113,7 +113,7 @@ def test_a_layer_trains_at_the_minimum_with_the_gradient_of_the_minimum() -> Non
     assert float(slope) == pytest.approx(0.5 / (24 * WELL**2 - 7), rel=1e-6)
 
 
-def test_functions_with_constants_of_another_type_are_minimized_in_that_type() -> None:
+def test_energies_with_float32_constants_are_minimized_in_float32() -> None:
     weights = torch.tensor([1.0, 2.0])
 
     @eq.energy_term
@@ -141,7 +141,7 @@ class CountedWell(eq.Energy):
         return super().descent(state, context)
 
 
-def test_the_cost_of_the_test_is_in_the_solution() -> None:
+def test_the_solution_includes_the_evaluations_of_the_test() -> None:
     x = torch.ones(4, 6, dtype=torch.float64)
     costs = []
     for checks in (False, True):
@@ -165,7 +165,7 @@ def test_the_cost_of_the_test_is_in_the_solution() -> None:
     ],
     ids=["contraction", "declared", "convex plus concave", "potential"],
 )
-def test_objectives_that_are_known_to_be_convex_are_not_tested(energy: eq.Energy) -> None:
+def test_convex_objectives_are_not_tested(energy: eq.Energy) -> None:
     x = torch.rand(2, 3)
     for solver in ("anderson", {"name": "anderson", "check_minimum": False}):
         layer = eq.EquilibriumLayer(energy, solver=solver).eval()
@@ -173,6 +173,6 @@ def test_objectives_that_are_known_to_be_convex_are_not_tested(energy: eq.Energy
         assert (solution.status == eq.Status.CONVERGED).all()
 
 
-def test_an_objective_may_be_concave_by_more_than_its_quadratic_part() -> None:
+def test_an_objective_with_a_large_concave_part_is_not_called_convex() -> None:
     layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)) + eq.Quadratic(2 * torch.eye(2)))
     assert not potential(layer.cell).is_convex  # type: ignore[union-attr]

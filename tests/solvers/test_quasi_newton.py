@@ -1,4 +1,4 @@
-"""What quasi-Newton steps remember, and what a minimum costs them."""
+"""Quasi-Newton pairs, and the number of evaluations of a minimization."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from benchmarks.energy_bank import BANK, SIZE, Ridge, inputs
 from equilibria.context import Context, State
 from equilibria.operators import Dense
 from equilibria.solvers.minimize.quasi_newton import PAIRS, Pairs
-from tests.solvers.test_descent import TOLERANCE, layer_of, named
+from tests.solvers.test_descent import TOLERANCE, entry_named, layer_of
 
 ROWS = 3
 
 
 def quadratic(size: int) -> tuple[Tensor, Tensor]:
-    """Hessians with eigenvalues from 1 to 5, and steps in all directions, of no special lengths."""
+    """Hessians with eigenvalues from 1 to 5, and steps of random lengths in all directions."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -32,12 +32,12 @@ def quadratic(size: int) -> tuple[Tensor, Tensor]:
     return vectors @ torch.diag(values) @ vectors.mT, steps
 
 
-@pytest.mark.parametrize("off", [0, 2])
+@pytest.mark.parametrize("inactive", [0, 2])
 @pytest.mark.parametrize("earlier", [0, PAIRS - 2])
-def test_on_a_quadratic_function_steps_in_all_directions_give_its_newton_step(
-    off: int, earlier: int
+def test_pairs_in_all_directions_give_the_newton_step_of_a_quadratic_function(
+    inactive: int, earlier: int
 ) -> None:
-    """Whatever their lengths; units that are off are left out, and what is forgotten has gone."""
+    """Steps can have any length. Inactive units are excluded, and forgotten pairs are not used."""
     size = 6
     hessian, steps = quadratic(size)
     pairs = Pairs(steps[:, 0])
@@ -49,14 +49,14 @@ def test_on_a_quadratic_function_steps_in_all_directions_give_its_newton_step(
         pairs.add(rows, steps[:, k], (hessian @ steps[:, k, :, None])[:, :, 0])
     gap = torch.ones(ROWS, size, dtype=torch.float64)
     weight = torch.ones_like(gap)
-    weight[:, :off] = 0
-    found, _ = pairs.direction(rows, gap, weight, torch.ones(ROWS, dtype=torch.float64))
-    expected = torch.linalg.solve(hessian[:, off:, off:], gap[:, off:])
-    torch.testing.assert_close(found[:, off:], expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(found[:, :off], gap[:, :off])
+    weight[:, :inactive] = 0
+    direction, _ = pairs.direction(rows, gap, weight, torch.ones(ROWS, dtype=torch.float64))
+    expected = torch.linalg.solve(hessian[:, inactive:, inactive:], gap[:, inactive:])
+    torch.testing.assert_close(direction[:, inactive:], expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(direction[:, :inactive], gap[:, :inactive])
 
 
-def test_a_direction_points_down_whatever_is_remembered() -> None:
+def test_the_direction_is_a_descent_direction_for_any_pairs() -> None:
     generator = torch.Generator().manual_seed(1)
     pairs = Pairs(torch.zeros(ROWS, 9, dtype=torch.float64))
     rows = torch.arange(ROWS)
@@ -65,11 +65,11 @@ def test_a_direction_points_down_whatever_is_remembered() -> None:
         step, noise, gap = torch.randn(3, ROWS, 9, generator=generator, dtype=torch.float64)
         pairs.add(rows, step, 4 * step + 3 * noise)
         weight = torch.rand(ROWS, 9, generator=generator, dtype=torch.float64)
-        found, _ = pairs.direction(rows, gap, weight, length)
-        assert (torch.linalg.vecdot(weight * gap, found) > 0).all()
+        direction, _ = pairs.direction(rows, gap, weight, length)
+        assert (torch.linalg.vecdot(weight * gap, direction) > 0).all()
 
 
-def test_a_row_remembers_as_if_it_were_alone() -> None:
+def test_the_pairs_of_a_row_do_not_depend_on_other_rows() -> None:
     hessian, steps = quadratic(6)
     together, alone = Pairs(steps[:, 0]), Pairs(steps[:1, 0])
     for k in range(6):
@@ -81,25 +81,25 @@ def test_a_row_remembers_as_if_it_were_alone() -> None:
     gap = torch.ones(ROWS, 6, dtype=torch.float64)
     length = torch.ones(ROWS, dtype=torch.float64)
     expected, _ = alone.direction(rows[:1], gap[:1], gap[:1], length[:1])
-    found, _ = together.direction(torch.arange(ROWS), gap, gap, length)
-    torch.testing.assert_close(found[:1], expected)
+    direction, _ = together.direction(torch.arange(ROWS), gap, gap, length)
+    torch.testing.assert_close(direction[:1], expected)
 
 
 @pytest.mark.parametrize("name", ["Laplacian of a graph × 30", "quadratic form, condition 1e+02"])
 def test_a_quadratic_form_costs_about_as_many_gradients_as_it_has_units(name: str) -> None:
-    """As with conjugate gradients, and plain steps count."""
-    solution = layer_of(named(name), "identity", torch.float64).solve(inputs(3))
+    """As with conjugate gradients; the plain steps before the descent are included."""
+    solution = layer_of(entry_named(name), "identity", torch.float64).solve(inputs(3))
     assert int(solution.iterations.max()) <= 1.25 * SIZE
 
 
 @pytest.mark.parametrize("name", ["entropy", "quartic", "exponential"])
-def test_a_map_that_swings_between_two_points_is_left_at_once(name: str) -> None:
-    """Its residual does not grow, it stays: ten iterations used to go by, and many more."""
-    solution = layer_of(named(name), "relu", torch.float64).solve(inputs(3))
+def test_a_map_that_oscillates_between_two_points_is_abandoned_at_once(name: str) -> None:
+    """The residual does not grow but stays constant, which must not wait for the patience."""
+    solution = layer_of(entry_named(name), "relu", torch.float64).solve(inputs(3))
     assert int(solution.iterations.max()) <= 25
 
 
-def test_what_is_counted_is_what_is_evaluated() -> None:
+def test_reported_evaluations_are_the_actual_ones() -> None:
     class Counted(Ridge):
         count = 0
         limits = eq.energies.Bounds(concavity=0.0)
@@ -120,39 +120,41 @@ def test_what_is_counted_is_what_is_evaluated() -> None:
 
 
 @pytest.mark.slow
-def test_in_three_of_four_energies_it_needs_no_more_evaluations_than_an_outside_minimizer() -> None:
+def test_evaluations_do_not_exceed_those_of_lbfgsb_on_three_quarters_of_the_energies() -> None:
     x = inputs(1)
-    behind, total = [], 0
+    slower, total = [], 0
     for entry in BANK:
-        if entry.name.endswith("1e+06"):  # Thousands of evaluations, or never.
+        if entry.name.endswith("1e+06"):  # thousands of evaluations
             continue
         for activation in ("relu", "identity"):
             minimizer = eq.solvers.Auto(tolerance=TOLERANCE, check_minimum=False)
             run = layer_of(entry, activation, torch.float64)
-            ours = run.solve(x, solver=minimizer).sample_evaluations
-            theirs = outside(entry, activation, x)
+            evaluations = run.solve(x, solver=minimizer).sample_evaluations
+            reference = outside(entry, activation, x)
             total += 1
-            if theirs is not None and ours > theirs:
-                behind.append((entry.name, activation, ours, theirs))
-    assert len(behind) <= total / 4, behind
+            if reference is not None and evaluations > reference:
+                slower.append((entry.name, activation, evaluations, reference))
+    assert len(slower) <= total / 4, slower
 
 
-@pytest.mark.parametrize(("known", "kept"), [(False, PAIRS + 5), (True, 3)])
-def test_a_long_solve_keeps_no_more_states_than_a_descent_can_use(known: bool, kept: int) -> None:
-    """All of them would be memory that grows with the iterations; a concave energy needs none."""
-    seen: list[weakref.ref[Tensor]] = []
-    most = 0
+@pytest.mark.parametrize(("is_concave", "limit"), [(False, PAIRS + 5), (True, 3)])
+def test_a_long_solve_stores_no_more_states_than_a_descent_uses(
+    is_concave: bool, limit: int
+) -> None:
+    """Storing all of them would need memory for every iteration; concave energies need none."""
+    states: list[weakref.ref[Tensor]] = []
+    largest = 0
 
     class Counted(eq.Quadratic):
         facts = eq.energies.Facts(
-            is_concave=known, is_quadratic=True, vanishes_at_zero=True, owns_descent=True
+            is_concave=is_concave, is_quadratic=True, vanishes_at_zero=True, owns_descent=True
         )
 
         def descent(self, state: State, context: Context) -> State:
-            nonlocal most
+            nonlocal largest
             assert isinstance(state, Tensor)
-            seen.append(weakref.ref(state))
-            most = max(most, sum(one() is not None for one in seen))
+            states.append(weakref.ref(state))
+            largest = max(largest, sum(state_ref() is not None for state_ref in states))
             return super().descent(state, context)
 
     W = Dense.from_tensor(torch.diag(torch.linspace(0.9, 0.9999, 8, dtype=torch.float64)))
@@ -161,5 +163,5 @@ def test_a_long_solve_keeps_no_more_states_than_a_descent_can_use(known: bool, k
         torch.ones(2, 8, dtype=torch.float64)
     )
     assert bool(solution.converged.all())
-    assert len(seen) > 3 * PAIRS
-    assert most <= kept
+    assert len(states) > 3 * PAIRS
+    assert largest <= limit

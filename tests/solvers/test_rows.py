@@ -45,37 +45,37 @@ def problem(name: str, *, couples_batch: bool) -> FixedPointProblem:
 @pytest.mark.parametrize("couples_batch", [False, True])
 @pytest.mark.parametrize("solver", SOLVERS, ids=str)
 @pytest.mark.parametrize("name", MAPS)
-def test_one_row_gives_the_solution_of_a_batch_of_one(
+def test_one_row_gives_the_same_solution_as_rows(
     name: str, solver: Solver[Any], couples_batch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = solver.solve(problem(name, couples_batch=couples_batch), trace=True)
+    single = solver.solve(problem(name, couples_batch=couples_batch), trace=True)
     monkeypatch.setattr(base, "track", lambda _, start, stop, done: _rows.Rows(start, stop, done))
     rows = solver.solve(problem(name, couples_batch=couples_batch), trace=True)
     for field in dataclasses.fields(eq.Solution):
-        expected, found = getattr(rows, field.name), getattr(one, field.name)
+        expected, actual = getattr(rows, field.name), getattr(single, field.name)
         if isinstance(expected, Tensor):
-            assert found.dtype == expected.dtype
-            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14, equal_nan=True)
+            assert actual.dtype == expected.dtype
+            torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14, equal_nan=True)
         elif field.name == "trace":
             torch.testing.assert_close(
-                found.residual, expected.residual, rtol=1e-12, atol=1e-14, equal_nan=True
+                actual.residual, expected.residual, rtol=1e-12, atol=1e-14, equal_nan=True
             )
         elif field.name != "context":
-            assert found == expected, field.name
+            assert actual == expected, field.name
 
 
-def test_anderson_keeps_the_newest_residuals() -> None:
+def test_anderson_stores_the_newest_residuals() -> None:
     solver = eq.Anderson(memory=3)
     memory = solver.begin(torch.zeros(2, 4))
     residuals = [torch.full((2, 4), float(step)) for step in range(1, 6)]
-    places = [memory.push(residual, residual, 1.0, 0.0) for residual in residuals]
-    assert places == [(0, 1), (1, 2), (2, 3), (0, 3), (1, 3)]
+    slots = [memory.push(residual, residual, 1.0, 0.0) for residual in residuals]
+    assert slots == [(0, 1), (1, 2), (2, 3), (0, 3), (1, 3)]
     assert memory.residuals[0, :, 0].tolist() == [4.0, 5.0, 3.0]
     expected = memory.residuals[0] @ memory.residuals[0].T
     torch.testing.assert_close(memory.gram[0].float(), expected)
 
 
-def test_a_minimizer_is_a_method_but_no_solver() -> None:
+def test_a_minimizer_is_a_method_but_not_a_solver() -> None:
     descent = eq.solvers.get_solver("descent", tolerance=1e-6)
     assert isinstance(descent, Minimizer)
     assert not isinstance(descent, Solver)

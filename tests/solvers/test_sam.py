@@ -1,4 +1,4 @@
-"""SAM selects, among many fixed points, the one of least regularizer (OptEq Theorem 5)."""
+"""SAM selects the fixed point with the smallest regularizer (OptEq Theorem 5)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equilibria.solvers import SAM
 
 
 class Projection(eq.Cell):
-    """T projects on the plane {z : ⟨a, z⟩ = x}: every point of it is a fixed point."""
+    """T projects onto the plane {z : ⟨a, z⟩ = x}, all points of which are fixed points."""
 
     symmetry = eq.gradients.Symmetry.PLAIN
 
@@ -36,26 +36,26 @@ class Projection(eq.Cell):
 
 A = torch.tensor([3.0, 0.5, -1.0], dtype=torch.float64)
 X = torch.tensor([[1.0], [-2.0]], dtype=torch.float64)
-LEAST = X * A / A.square().sum()
+SMALLEST = X * A / A.square().sum()
 
 
 def distance(solver: eq.solvers.Solver) -> float:
     layer = eq.EquilibriumLayer(cell=Projection(A), solver=solver)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", eq.ConvergenceWarning)
-        return float((layer.solve(X).state - LEAST).norm())
+        return float((layer.solve(X).state - SMALLEST).norm())
 
 
-def test_it_approaches_the_fixed_point_of_least_norm() -> None:
+def test_sam_approaches_the_fixed_point_of_smallest_norm() -> None:
     plain = distance(eq.Picard(tolerance=1e-10))
     distances = [distance(SAM(max_iterations=k)) for k in (20, 200, 2000)]
-    assert plain > 1, "plain iteration lands where it started"
+    assert plain > 1, "plain iteration ends at the projection of the start"
     assert distances == sorted(distances, reverse=True)
     assert distances[0] < plain
     assert distances[-1] < 1e-3 * plain
 
 
-def test_on_an_opteq_map_with_a_cone_of_fixed_points() -> None:
+def test_sam_selects_from_a_cone_of_fixed_points_of_opteq() -> None:
     """W with orthonormal rows and no input: f is the identity on {Wᵀy : y ≥ 0}, a cone."""
     torch.manual_seed(0)
     W, _ = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))
@@ -64,7 +64,7 @@ def test_on_an_opteq_map_with_a_cone_of_fixed_points() -> None:
     start = torch.rand(1, 5, dtype=torch.float64) @ W
 
     class FromPoint(eq.energies.Regularizer):
-        """½‖z − p‖² with p outside the cone: the least is p's projection on it."""
+        """½‖z − p‖² with p outside of the cone; the minimizer is the projection of p onto it."""
 
         def value(self, z: Tensor) -> Tensor:
             return 0.5 * (z - p).square().sum(dim=1)
@@ -76,20 +76,22 @@ def test_on_an_opteq_map_with_a_cone_of_fixed_points() -> None:
     p = y @ W
     target = y.relu() @ W
 
-    def found(solver: eq.solvers.Solver) -> float:
+    def distance_to_target(solver: eq.solvers.Solver) -> float:
         layer = eq.EquilibriumLayer(cell=cell, solver=solver)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", eq.ConvergenceWarning)
             return float((layer.solve(x, start=start).state - target).norm())
 
-    plain = found(eq.Picard(tolerance=1e-10))
-    selected = [found(SAM(regularizer=FromPoint(), max_iterations=k)) for k in (20, 200, 2000)]
+    plain = distance_to_target(eq.Picard(tolerance=1e-10))
+    selected = [
+        distance_to_target(SAM(regularizer=FromPoint(), max_iterations=k)) for k in (20, 200, 2000)
+    ]
     assert selected == sorted(selected, reverse=True)
-    # The rate is k^−c: 0.16 of the way is left at 2000.
+    # The rate is k^−c: at k = 2000, 0.16 of the distance remains.
     assert selected[-1] < 0.2 * plain
 
 
-def test_the_schedule_is_theorem_5s() -> None:
+def test_the_schedule_is_that_of_theorem_5() -> None:
     solver = SAM(lipschitz=0.5, rho=0.5, c=0.2)
     beta, shrinkage = solver.schedule(16)
     assert beta == pytest.approx(0.25 / 4)
@@ -104,7 +106,7 @@ def test_the_schedule_is_theorem_5s() -> None:
 @pytest.mark.filterwarnings("ignore:.*did not converge")
 @pytest.mark.parametrize("unrolled", [False, True])
 def test_the_state_is_the_last_iterate_of_equation_11(unrolled: bool) -> None:
-    """It was T(z^(K−1)): the last of K steps towards R was left out."""
+    """The state is z^K and not T(z^(K−1)), which would omit the last step towards R."""
     solver = SAM(max_iterations=5, lipschitz=2.0)
     z = torch.ones(2, 3, dtype=torch.float64)
     for k in range(1, 6):
@@ -118,7 +120,7 @@ def test_the_state_is_the_last_iterate_of_equation_11(unrolled: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*did not converge")
-def test_its_status_is_true() -> None:
+def test_the_status_is_that_of_the_residual() -> None:
     layer = eq.EquilibriumLayer(cell=Projection(A), solver=SAM(tolerance=1e-3, max_iterations=7))
     solution = layer.train().solve(X, trace="states")
     assert solution.evaluations == 7
@@ -130,7 +132,7 @@ def test_its_status_is_true() -> None:
 
 
 def test_unrolled_training_with_sam() -> None:
-    """R†: the gradient of the unrolled selection, against finite differences."""
+    """The gradient of the unrolled selection (R†) agrees with finite differences."""
     torch.manual_seed(0)
     W = eq.Dense(4, 6, norm="bound", zeta=0.9).double()
     cell = DeepOptEqCell([UnitLayer(W, eq.Dense(3, 6).double(), activation="tanh", alpha=0.8)])

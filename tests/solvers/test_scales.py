@@ -1,7 +1,7 @@
-"""A solve is the same in every unit: from the smallest numbers to the largest, and side by side.
+"""Solves do not depend on the scale of the numbers, even with several scales in one batch.
 
-Squares of numbers below 1e-19 or above 1e19 do not fit into float32. Norms of such states were
-zero or infinite, and solves ended at once as converged.
+Squares of numbers below 1e-19 or above 1e19 do not fit into float32. If norms of such states were
+zero or infinite, solves would end at once as converged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOLVERS = [name for name in eq.solvers.list_solvers() if name not in ("sam", "de
 LINEAR = [conjugate_gradients, gmres, bicgstab]
 TOLERANCE = 1e-4
 CONTRACTION = 0.81
-"""q: a residual r leaves an error of q/(1 − q) r."""
+"""Contraction factor q of the map: a residual r implies an error of at most q/(1 − q) r."""
 
 
 def cell(seed: int, dtype: torch.dtype = torch.float32) -> eq.EnergyCell:
@@ -46,21 +46,20 @@ def solve(run: eq.EquilibriumLayer, x: Tensor) -> eq.Solution:
         return run.solve(x)
 
 
-def error(found: Tensor, truth: Tensor) -> Tensor:
-    """‖found − truth‖/‖truth‖ of each row, computed where every square fits."""
+def error(result: Tensor, truth: Tensor) -> Tensor:
+    """Return ‖result − truth‖/‖truth‖ of each row, without overflow or underflow of squares."""
     unit = truth.abs().amax(dim=1, keepdim=True).clamp_min(1e-300)
-    difference = torch.linalg.vector_norm((found.double() - truth) / unit, dim=1)
+    difference = torch.linalg.vector_norm((result.double() - truth) / unit, dim=1)
     return difference / torch.linalg.vector_norm(truth / unit, dim=1).clamp_min(1e-300)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @given(seed=st.integers(0, 2**16), exponent=st.floats(-38, 37))
-def test_what_has_converged_is_right_at_every_scale(
+def test_converged_states_are_accurate_at_every_scale(
     solver: str, seed: int, exponent: float
 ) -> None:
     x = (drawn(seed).double() * 10**exponent).float()
-    own = cell(seed)
-    solution = solve(layer(own, solver, tolerance=TOLERANCE, max_iterations=500), x)
+    solution = solve(layer(cell(seed), solver, tolerance=TOLERANCE, max_iterations=500), x)
     exact = layer(cell(seed).double(), "anderson", tolerance=1e-12, max_iterations=500)
     truth = solve(exact, x.double()).state
     allowed = CONTRACTION / (1 - CONTRACTION) * solution.residual.double() + 1e-5
@@ -73,7 +72,7 @@ def test_what_has_converged_is_right_at_every_scale(
 @pytest.mark.parametrize(
     ("dtype", "power"), [(torch.float32, 100), (torch.float64, 900)], ids=["float32", "float64"]
 )
-def test_a_power_of_two_changes_nothing_but_the_scale(
+def test_scaling_by_a_power_of_two_scales_the_solution(
     solver: str, dtype: torch.dtype, power: int
 ) -> None:
     x = drawn(0).to(dtype)
@@ -90,7 +89,9 @@ def test_a_power_of_two_changes_nothing_but_the_scale(
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("drop_share", [0.2, 1.0])
-def test_each_sample_has_its_own_scale(solver: str, drop_share: float) -> None:
+def test_samples_of_different_scales_do_not_affect_each_other(
+    solver: str, drop_share: float
+) -> None:
     x = drawn(2, rows=6)
     run = layer(cell(2), solver, tolerance=TOLERANCE, max_iterations=500, drop_share=drop_share)
     alone = run.solve(x)
@@ -98,8 +99,8 @@ def test_each_sample_has_its_own_scale(solver: str, drop_share: float) -> None:
     together = run.solve(x * scales)
     assert together.converged.all()
     others = [0, 1, 2, 4, 5]
-    found = together.state[others] / scales[others]
-    torch.testing.assert_close(found, alone.state[others])
+    result = together.state[others] / scales[others]
+    torch.testing.assert_close(result, alone.state[others])
     assert not together.state[3].any()
     assert together.residual[3] == 0
     trace = run.solve(x * scales, trace="states").trace
@@ -108,8 +109,8 @@ def test_each_sample_has_its_own_scale(solver: str, drop_share: float) -> None:
     torch.testing.assert_close(trace.states[-1], together.state)
 
 
-def test_a_state_without_enough_digits_is_not_called_converged() -> None:
-    """Near 1e-44 a number has one or two digits: the iteration stands still far from the answer."""
+def test_a_state_of_subnormal_numbers_does_not_converge() -> None:
+    """Near 1e-44 a number has one or two digits, so the iteration stops far from the solution."""
     run = layer(cell(3), "picard", tolerance=TOLERANCE)
     solution = solve(run, drawn(3) * 1e-44)
     assert not solution.converged.any()
@@ -125,8 +126,8 @@ def test_sam_at_another_scale(scale: float) -> None:
     torch.testing.assert_close(scaled.residual, ordinary.residual)
 
 
-def test_samples_of_zeros_are_nothing_special() -> None:
-    """One black image in a batch must not make every iteration of it count in other units."""
+def test_samples_of_zeros_do_not_change_the_units() -> None:
+    """A black image in a batch must not change the units of the others."""
     x = drawn(9)
     assert row_units(x, x) is None
     x[1] = 0
@@ -175,7 +176,7 @@ def test_every_gradient_rule_reports_a_scaled_solve(gradient: object, scale: flo
     assert (run.last_solution.residual <= 1e-5).all()
 
 
-# Linear systems, as backward passes solve them
+# Linear systems as in backward passes
 
 
 def system(seed: int, q: float = 0.9, size: int = 6) -> tuple[Tensor, Tensor]:
@@ -191,13 +192,13 @@ def system(seed: int, q: float = 0.9, size: int = 6) -> tuple[Tensor, Tensor]:
 def solved(
     solver: object, A: Tensor, g: Tensor, tolerance: float = 1e-5
 ) -> tuple[LinearSolution, Tensor]:
-    """The solution of the float32 system, and its true relative residual."""
+    """Return the solution of the float32 system and its relative residual in float64."""
     A, g = A.float(), g.float()
-    found: LinearSolution = solver(  # type: ignore[operator]
+    result: LinearSolution = solver(  # type: ignore[operator]
         lambda v: torch.einsum("bij,bj->bi", A, v), g, tolerance=tolerance, max_iterations=400
     )
-    image = torch.einsum("bij,bj->bi", A.double(), found.value.double())
-    return found, error(image, g.double())
+    image = torch.einsum("bij,bj->bi", A.double(), result.value.double())
+    return result, error(image, g.double())
 
 
 @pytest.mark.parametrize("solver", LINEAR, ids=lambda solver: solver.__name__)
@@ -205,31 +206,34 @@ def solved(
 def test_linear_solvers_at_every_scale(solver: object, seed: int, exponent: float) -> None:
     A, g = system(seed)
     g = (g * 10**exponent).float().double()
-    found, true = solved(solver, A, g)
-    right = torch.linalg.solve(A, g)
-    assert (error(found.value, right)[found.converged] <= 1e-3).all()
-    assert (true[found.converged] <= 2e-4).all()
-    torch.testing.assert_close(found.residual.double(), true, rtol=0.1, atol=1e-5)
+    result, true = solved(solver, A, g)
+    expected = torch.linalg.solve(A, g)
+    assert (error(result.value, expected)[result.converged] <= 1e-3).all()
+    assert (true[result.converged] <= 2e-4).all()
+    torch.testing.assert_close(result.residual.double(), true, rtol=0.1, atol=1e-5)
     if exponent > -36:
-        assert found.converged.all(), found.summary()
+        assert result.converged.all(), result.summary()
 
 
 @pytest.mark.parametrize("solver", LINEAR, ids=lambda solver: solver.__name__)
 @pytest.mark.parametrize("q", [0.9, 0.999, 0.99999])
-def test_the_residual_of_a_linear_solve_is_the_true_one(solver: object, q: float) -> None:
-    """What conjugate gradients and GMRES carry along went on falling, a thousand times too far."""
+def test_the_residual_of_a_linear_solve_is_evaluated(solver: object, q: float) -> None:
+    """Recursively updated residuals of conjugate gradients and GMRES can be 1,000 times too small.
+
+    This happens in ill-conditioned systems.
+    """
     for seed in range(3):
         A, g = system(seed, q, size=64)
-        found, true = solved(solver, A, g)
-        assert (true <= 3 * found.residual + 1e-5).all()
-        assert (true[found.converged] <= 2e-4).all()
-        assert (found.residual[~found.converged] > 1e-5).all()
+        result, true = solved(solver, A, g)
+        assert (true <= 3 * result.residual + 1e-5).all()
+        assert (true[result.converged] <= 2e-4).all()
+        assert (result.residual[~result.converged] > 1e-5).all()
 
 
 @pytest.mark.parametrize("method", ["auto", "gmres", "bicgstab"])
 @given(seed=st.integers(0, 2**16), exponent=st.floats(-36, 36))
 def test_gradients_at_every_scale_of_the_cotangent(method: str, seed: int, exponent: float) -> None:
-    """Confident cross-entropies reach 1e-22: conjugate gradients were 65 % off, GMRES gave zero."""
+    """Gradients of cross-entropies of confident predictions can be as small as 1e-22."""
     rule, solver = eq.Implicit(method=method), eq.Anderson(tolerance=1e-6)  # type: ignore[arg-type]
     run = eq.EquilibriumLayer(cell(seed), solver=solver, gradient=rule)
     x = drawn(seed).requires_grad_()
@@ -243,7 +247,7 @@ def test_gradients_at_every_scale_of_the_cotangent(method: str, seed: int, expon
     assert run.last_backward.converged.all()
 
 
-def test_samples_of_other_scales_do_not_disturb_a_backward_solve() -> None:
+def test_a_backward_solve_does_not_depend_on_the_scales_of_other_samples() -> None:
     run = layer(cell(6), "anderson", tolerance=1e-6)
     x = drawn(6, rows=5).requires_grad_()
     cotangent = drawn(7, rows=5)

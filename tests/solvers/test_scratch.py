@@ -1,4 +1,4 @@
-"""The memory that solves use one after the other is never seen in what they return."""
+"""Solves reuse scratch memory without effects on their results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def inputs(seed: int, rows: int = 3) -> Tensor:
 
 
 def solved(x: Tensor, solver: Solver[Any]) -> tuple[Tensor, Tensor]:
-    """The fixed point and the gradient of its sum."""
+    """Return the fixed point and the gradient of its sum."""
     z = eq.fixed_point(cosine, x, solver=solver, gradient=eq.Implicit(tolerance=1e-12))
     (slope,) = torch.autograd.grad(z.sum(), x)
     return z.detach(), slope
@@ -41,19 +41,19 @@ def exact_slope(z: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-def test_an_answer_outlives_the_solves_after_it(solver: Solver[Any]) -> None:
+def test_a_result_is_not_changed_by_later_solves(solver: Solver[Any]) -> None:
     x = inputs(0)
     z, slope = solved(x, solver)
-    kept, kept_slope = z.clone(), slope.clone()
+    copy, slope_copy = z.clone(), slope.clone()
     for seed in range(1, 4):
         solved(inputs(seed, rows=2 + seed), solver)
-    assert torch.equal(z, kept)
-    assert torch.equal(slope, kept_slope)
+    assert torch.equal(z, copy)
+    assert torch.equal(slope, slope_copy)
 
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-def test_a_solve_within_a_solve_has_memory_of_its_own(solver: Solver[Any]) -> None:
-    """z = w/2 with w = cos(w)/2 + z + x: the inner w is solved anew at every evaluation."""
+def test_nested_solves_have_separate_memory(solver: Solver[Any]) -> None:
+    """z = w/2 with w = cos(w)/2 + z + x: every evaluation solves for the inner w."""
     x = inputs(0).detach()
 
     def outer(z: Tensor, x: Tensor) -> Tensor:
@@ -64,32 +64,32 @@ def test_a_solve_within_a_solve_has_memory_of_its_own(solver: Solver[Any]) -> No
     torch.testing.assert_close(w, torch.cos(w) / 2 + z + x, rtol=0, atol=1e-10)
 
 
-def test_threads_do_not_share_it() -> None:
-    found: dict[int, tuple[Tensor, Tensor]] = {}
+def test_threads_have_separate_memory() -> None:
+    results: dict[int, tuple[Tensor, Tensor]] = {}
 
     def work(seed: int) -> None:
         for _ in range(20):
-            found[seed] = solved(inputs(seed), SOLVERS["anderson"])
+            results[seed] = solved(inputs(seed), SOLVERS["anderson"])
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for seed, (z, slope) in found.items():
+    for seed, (z, slope) in results.items():
         x = inputs(seed).detach()
         torch.testing.assert_close(z, cosine(z, x), rtol=0, atol=1e-10)
         torch.testing.assert_close(slope, exact_slope(z), rtol=0, atol=1e-9)
 
 
-def test_a_solve_that_fails_leaves_the_next_one_sound() -> None:
+def test_a_failed_solve_does_not_affect_the_next_one() -> None:
     def broken(z: Tensor, x: Tensor) -> Tensor:
         if bool(z.abs().max() > 0.1):
-            raise RuntimeError("the map gave up")
+            raise RuntimeError("the map failed")
         return cosine(z, x)
 
     x = inputs(0)
-    with pytest.raises(RuntimeError, match="gave up"):
+    with pytest.raises(RuntimeError, match="the map failed"):
         eq.fixed_point(broken, x, solver=SOLVERS["anderson"])
     z, slope = solved(x, SOLVERS["anderson"])
     torch.testing.assert_close(slope, exact_slope(z), rtol=0, atol=1e-9)

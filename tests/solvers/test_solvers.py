@@ -1,4 +1,4 @@
-"""Every registered solver on the bank of problems, and what the loop promises."""
+"""Every registered solver on the bank of problems, and the guarantees of the shared loop."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from equilibria.solvers import FixedPointProblem
 from equilibria.solvers.base import Memory
 from tests.problems import PROBLEMS, WITH_OBJECTIVE, CoupledMean, layer, relu_active_set
 
-# Two have tests of their own: SAM selects among fixed points, which needs a map with many, and
-# descent needs a hidden objective and counts products with its Hessian as iterations.
+# SAM and descent have separate tests: SAM needs a map with many fixed points, and descent needs a
+# hidden objective and counts Hessian products as iterations.
 SOLVERS = [name for name in eq.solvers.list_solvers() if name not in ("sam", "descent")]
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-11}
 
 
-# Accelerated gradient descent is for maps with an objective, and says so.
+# Accelerated gradient descent needs maps with an objective.
 PAIRS = [
     (solver, problem)
     for solver in SOLVERS
@@ -48,25 +48,25 @@ def test_finds_the_known_fixed_point(
         problem.x
     )
     assert solution.converged.all(), solution.summary()
-    for found, truth in zip(
+    for actual, expected in zip(
         state_tensors(solution.state), state_tensors(problem.fixed_point), strict=True
     ):
-        assert found.dtype == dtype
-        torch.testing.assert_close(found, truth, atol=300 * tolerance, rtol=300 * tolerance)
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual, expected, atol=300 * tolerance, rtol=300 * tolerance)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_the_state_is_an_output_of_the_map_whose_residual_is_reported(solver: str) -> None:
     problem = PROBLEMS["tanh"]()
     visited: list[Tensor] = []
-    original = problem.cell.step
+    original_step = problem.cell.step
 
-    def spy(state: Tensor, context: Context) -> Tensor:
-        image = original(state, context)
+    def recording_step(state: Tensor, context: Context) -> Tensor:
+        image = original_step(state, context)
         visited.append(torch.stack([state, image]))
         return image
 
-    problem.cell.step = spy  # type: ignore[method-assign]
+    problem.cell.step = recording_step  # type: ignore[method-assign]
     solution = layer(problem.cell, solver, tolerance=1e-6, drop_share=1.0).solve(problem.x)
     for i in range(len(problem.x)):
         outputs = torch.stack([image[1, i] for image in visited])
@@ -80,9 +80,7 @@ def test_the_state_is_an_output_of_the_map_whose_residual_is_reported(solver: st
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("drop_share", [0.25, 1.0])
-def test_a_sample_alone_and_beside_a_hard_one_give_the_same_answer(
-    solver: str, drop_share: float
-) -> None:
+def test_results_do_not_depend_on_the_rest_of_the_batch(solver: str, drop_share: float) -> None:
     W = torch.diag(torch.tensor([0.3, 0.2, 0.99, 0.98], dtype=torch.float64))
     cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(W), "relu")
     easy = torch.tensor([[1.0, 2.0, -1.0, -1.0]], dtype=torch.float64)
@@ -97,7 +95,7 @@ def test_a_sample_alone_and_beside_a_hard_one_give_the_same_answer(
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_finished_samples_are_dropped_and_change_nothing(solver: str) -> None:
+def test_dropping_finished_samples_does_not_change_results(solver: str) -> None:
     torch.manual_seed(3)
     W = torch.randn(8, 8, dtype=torch.float64)
     W *= 0.99 / torch.linalg.matrix_norm(W, 2)
@@ -136,12 +134,12 @@ def test_nan_or_inf_in_one_sample_marks_only_that_sample(
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_map_that_is_not_contractive_says_so(solver: str) -> None:
+def test_a_map_that_is_not_contractive_is_reported(solver: str) -> None:
     cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(3 * torch.eye(3)), "relu")
     with pytest.warns(eq.ConvergenceWarning, match="bound the norm of W"):
         solution = layer(cell, solver, max_iterations=500).eval().solve(torch.ones(2, 3))
-    # An extrapolating solver may meet the (repelling) fixed point of the linear piece or not;
-    # whatever it says must be true.
+    # An extrapolating solver may reach the repelling fixed point of the linear piece, which is not
+    # a minimum.
     assert (solution.status != eq.Status.CONVERGED).all()
     assert solution.state.isfinite().all()
     assert "contractive" in solution.message(0) or "bound the norm" in solution.message(0)
@@ -157,7 +155,7 @@ def near_isometry(solver: str, tolerance: float) -> eq.EquilibriumLayer:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_tolerance_below_the_precision_is_replaced_by_one_rule_and_reported(solver: str) -> None:
+def test_a_tolerance_below_the_precision_is_raised_and_reported(solver: str) -> None:
     run = near_isometry(solver, 1e-30)
     with pytest.warns(eq.ConvergenceWarning, match=r"1.0e-30 is below .* solves end at 4.8e-07"):
         solution = run.solve(torch.randn(3, 40))
@@ -186,7 +184,7 @@ def test_one_iteration(solver: str) -> None:
     assert (solution.status == eq.Status.OUT_OF_ITERATIONS).all()
     assert solution.iterations.tolist() == [1] * 4
     assert solution.evaluations == 1
-    # A solve starts at T(0), which costs nothing here, so that one iteration is two steps from 0.
+    # A solve starts at T(0), which is known without an evaluation: one iteration gives T(T(0)).
     twice = problem.cell.step(problem.x.tanh(), problem.cell.inject(problem.x))
     torch.testing.assert_close(solution.state, twice)
     assert "raise max_iterations" in solution.message(0)
@@ -202,7 +200,7 @@ def test_an_empty_batch(solver: str) -> None:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_constant_map_does_not_break_anything(solver: str) -> None:
+def test_a_constant_map_converges_in_two_iterations(solver: str) -> None:
     """The residual after the first step is exactly zero: the Anderson system is singular."""
     cell = eq.EnergyCell(eq.Input(Identity()), "identity")
     run = layer(cell, solver, tolerance=1e-12)
@@ -247,7 +245,7 @@ def test_a_coupled_batch_is_one_problem() -> None:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_the_trace_holds_what_happened_and_nothing_else(solver: str) -> None:
+def test_the_trace_covers_all_iterations_and_is_nan_after_the_end(solver: str) -> None:
     problem = relu_active_set()
     run = layer(problem.cell, solver, tolerance=1e-7, drop_share=0.25, check_minimum=False)
     solution = run.solve(problem.x, trace=True)
@@ -269,7 +267,7 @@ def test_the_trace_holds_what_happened_and_nothing_else(solver: str) -> None:
     assert run.solve(problem.x).trace is None
 
 
-def test_picard_is_the_iteration_itself() -> None:
+def test_picard_is_the_damped_iteration() -> None:
     problem = relu_active_set()
     for damping in (1.0, 0.5):
         y = torch.zeros_like(problem.x)
@@ -305,15 +303,15 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("one", "other"), OPTIONS, ids=str)
-def test_every_option_changes_behavior(one: eq.solvers.Solver, other: eq.solvers.Solver) -> None:
+@pytest.mark.parametrize(("first", "second"), OPTIONS, ids=str)
+def test_every_option_changes_behavior(first: eq.solvers.Solver, second: eq.solvers.Solver) -> None:
     torch.manual_seed(1)
     W = torch.randn(12, 12, dtype=torch.float64)
     W *= 0.99 / torch.linalg.matrix_norm(W, 2)
     cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(W), "relu")
     x = 3 * torch.randn(9, 12, dtype=torch.float64)
     outcomes = []
-    for solver in (one, other):
+    for solver in (first, second):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", eq.ConvergenceWarning)
             solution = layer(cell, solver).solve(x)
@@ -339,7 +337,7 @@ def test_every_option_changes_behavior(one: eq.solvers.Solver, other: eq.solvers
         (lambda: eq.solvers.get_solver("andersen"), "did you mean 'anderson'"),
     ],
 )
-def test_bad_options_are_refused(make: object, message: str) -> None:
+def test_invalid_options_raise(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
 
@@ -353,7 +351,7 @@ def test_an_unknown_option_is_an_error() -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeavyBall(eq.solvers.Solver[Memory]):
-    """A third party's solver, in one class."""
+    """A solver of another package, in one class."""
 
     def begin(self, start: Tensor) -> Memory:
         return Memory()
@@ -376,7 +374,7 @@ def test_a_third_party_can_add_a_solver() -> None:
         eq.solvers._solvers._factories.pop("heavy_ball")
 
 
-def test_refresh_renews_the_context_and_the_adjoint_sees_the_final_map() -> None:
+def test_refresh_updates_the_context_and_the_gradient_is_that_of_the_final_map() -> None:
     class SignCell(eq.Cell):
         """y = ½ s·|y| + x with the sign s frozen after three iterations."""
 
@@ -412,7 +410,7 @@ def test_refresh_renews_the_context_and_the_adjoint_sees_the_final_map() -> None
 def test_the_solve_does_not_depend_on_the_scale_of_the_problem(
     norm: float, scale: float, seed: int
 ) -> None:
-    """A ReLU equilibrium is homogeneous: scaling the input scales everything, iterations stay."""
+    """A ReLU equilibrium is homogeneous: scaling the input scales the state."""
     generator = torch.Generator().manual_seed(seed)
     W = torch.randn(5, 4, generator=generator, dtype=torch.float64)
     W *= norm / torch.linalg.matrix_norm(W, 2)
@@ -420,16 +418,16 @@ def test_the_solve_does_not_depend_on_the_scale_of_the_problem(
     cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(W), "relu")
     for solver in SOLVERS:
         run = layer(cell, solver, tolerance=1e-6, max_iterations=3000)
-        one, scaled = run.solve(x), run.solve(scale * x)
-        assert one.converged.all()
+        plain, scaled = run.solve(x), run.solve(scale * x)
+        assert plain.converged.all()
         # Rounding may move a residual across the tolerance: one iteration more or less.
-        assert ((one.iterations - scaled.iterations).abs() <= 1).all()
-        torch.testing.assert_close(scaled.state / scale, one.state, rtol=1e-4, atol=1e-4)
+        assert ((plain.iterations - scaled.iterations).abs() <= 1).all()
+        torch.testing.assert_close(scaled.state / scale, plain.state, rtol=1e-4, atol=1e-4)
 
 
 @given(seed=st.integers(0, 2**16), norm=st.floats(0.1, 0.98))
 def test_the_a_posteriori_error_bound_holds(seed: int, norm: float) -> None:
-    """‖state − y*‖ ≤ q/(1−q)·‖T(y) − y‖ for a map of contraction q."""
+    """‖state − y*‖ ≤ q/(1−q)·‖T(y) − y‖ for a map with contraction factor q."""
     generator = torch.Generator().manual_seed(seed)
     W = torch.randn(6, 5, generator=generator, dtype=torch.float64)
     W *= norm / torch.linalg.matrix_norm(W, 2)
@@ -443,7 +441,7 @@ def test_the_a_posteriori_error_bound_holds(seed: int, norm: float) -> None:
         assert (error <= q / (1 - q) * solution.absolute_residual + 1e-10).all()
 
 
-def test_states_in_half_precision_are_measured_in_single() -> None:
+def test_residuals_of_half_precision_states_are_in_float32() -> None:
     problem = relu_active_set().to(torch.bfloat16, torch.device("cpu"))
     solution = layer(problem.cell, tolerance=4e-2).solve(problem.x)
     assert solution.state.dtype == torch.bfloat16
@@ -451,7 +449,7 @@ def test_states_in_half_precision_are_measured_in_single() -> None:
     assert solution.converged.all()
 
 
-def test_the_problem_can_be_used_without_a_layer() -> None:
+def test_a_problem_can_be_solved_without_a_layer() -> None:
     problem = PROBLEMS["tanh"]()
     fixed = FixedPointProblem(
         problem.cell.step, problem.cell.inject(problem.x), torch.zeros_like(problem.x)
@@ -466,11 +464,11 @@ def test_the_problem_can_be_used_without_a_layer() -> None:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_autocast_reaches_the_map_and_not_the_solver(solver: str) -> None:
-    """Anderson's and Broyden's products ran in bfloat16 there, and many solves did not end."""
+def test_autocast_applies_to_the_map_but_not_to_the_solver(solver: str) -> None:
+    """With the products of Anderson's and Broyden's methods in bfloat16, solves do not converge."""
 
     class Elementwise(eq.Cell):
-        """Autocast leaves elementwise maps as they are, so the whole solve must be the same."""
+        """Autocast does not change elementwise maps, so the solve must be the same."""
 
         def inject(self, x: Tensor) -> Context:
             return Context(sample={"x": x})
@@ -493,29 +491,29 @@ def test_autocast_reaches_the_map_and_not_the_solver(solver: str) -> None:
     assert torch.equal(half.state, plain.state)
 
 
-def test_anderson_takes_residuals_from_wherever_they_are() -> None:
-    """A loop of its own, as in input optimization, computes T(y) − y itself."""
+def test_anderson_accepts_residuals_computed_by_the_caller() -> None:
+    """Loops outside of `Solver`, as in input optimization, compute T(y) − y themselves."""
     torch.manual_seed(0)
     A, c = 0.5 * torch.linalg.qr(torch.randn(5, 5))[0], torch.randn(3, 5)
     solver = eq.Anderson(memory=3)
-    given, written = solver.begin(c), solver.begin(c)
-    given.residuals.fill_(torch.nan)
+    first, second = solver.begin(c), solver.begin(c)
+    first.residuals.fill_(torch.nan)
     y = z = c
     for _ in range(6):
-        image, other = y @ A + c, z @ A + c
-        y = solver.propose(given, y, image, image - y)
-        z = solver.propose(written, z, other, written.difference(other, z))
+        y_image, z_image = y @ A + c, z @ A + c
+        y = solver.propose(first, y, y_image, y_image - y)
+        z = solver.propose(second, z, z_image, second.difference(z_image, z))
     torch.testing.assert_close(y, z)
     assert bool(torch.isfinite(y).all())
 
 
-def test_anderson_may_go_beyond_the_image() -> None:
-    """A gradient step of 1/L on ½m‖y − c‖² is L/m times too short: so much damping ends it."""
+def test_anderson_damping_above_one_extrapolates_beyond_the_image() -> None:
+    """A gradient step of 1/L on ½m‖y − c‖² is L/m times too short; damping L/m solves it."""
     c = torch.randn(3, 5, dtype=torch.float64)
     cell = FunctionCell(lambda y, x: y - (y - x) / 8)
-    bold = eq.Anderson(damping=8.0, tolerance=1e-12)
-    found = layer(cell, bold).solve(c, torch.zeros_like(c))
-    torch.testing.assert_close(found.state, c, rtol=0, atol=1e-12)
-    assert (found.iterations == 2).all()
+    solver = eq.Anderson(damping=8.0, tolerance=1e-12)
+    solution = layer(cell, solver).solve(c, torch.zeros_like(c))
+    torch.testing.assert_close(solution.state, c, rtol=0, atol=1e-12)
+    assert (solution.iterations == 2).all()
     assert eq.Anderson().steady
-    assert not bold.steady
+    assert not solver.steady

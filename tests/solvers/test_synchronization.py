@@ -1,4 +1,4 @@
-"""How often the host waits for the device: once an iteration, of a solve and of a linear solve."""
+"""Number of host synchronizations: one per iteration of a solve and of a linear solve."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import equilibria as eq
 from equilibria.solvers import FixedPointProblem, _rows, anderson, conjugate_gradients, convergence
 
-WAITING = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "item"}
-"""Operations whose result the host needs: a GPU's queue runs dry there."""
+SYNCHRONIZING = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "item"}
+"""Operations that synchronize the host with the device."""
 
 
-class Waits(TorchDispatchMode):
-    """Counts them; an index by a mask is a `nonzero` in disguise."""
+class SynchronizationCounter(TorchDispatchMode):
+    """Counts synchronizing operations; indexing with a mask calls `nonzero`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,11 +29,11 @@ class Waits(TorchDispatchMode):
         masked = name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
             isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]
         )
-        self.count += masked or name in WAITING
+        self.count += masked or name in SYNCHRONIZING
         return func(*args, **(kwargs or {}))
 
 
-def _read(monkeypatch: pytest.MonkeyPatch, *, cheap: bool) -> None:
+def _set_reads(monkeypatch: pytest.MonkeyPatch, *, cheap: bool) -> None:
     """Make solvers treat reads as free (a CPU), or as host synchronizations (a GPU)."""
     for module in (_rows, anderson, convergence):
         monkeypatch.setattr(module, "is_cheap_to_read", lambda tensor: cheap)
@@ -52,20 +52,20 @@ def _problem(rows: int = 6) -> FixedPointProblem:
     return FixedPointProblem(step, context, torch.zeros(rows, 12, dtype=torch.float64))
 
 
-def _waits(solver: eq.solvers.Solver[Any]) -> tuple[int, eq.Solution]:
-    with Waits() as waits:
+def _synchronizations(solver: eq.solvers.Solver[Any]) -> tuple[int, eq.Solution]:
+    with SynchronizationCounter() as synchronizations:
         solution = solver.solve(_problem())
     assert bool(solution.converged.all())
-    return waits.count, solution
+    return synchronizations.count, solution
 
 
 @pytest.mark.parametrize("kind", [eq.Picard, eq.Accelerated, eq.Anderson])
-def test_one_wait_an_iteration(
+def test_one_synchronization_per_iteration(
     kind: type[eq.solvers.Solver[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _read(monkeypatch, cheap=False)
+    _set_reads(monkeypatch, cheap=False)
     short, long = (
-        _waits(kind(tolerance=tolerance, max_iterations=500, drop_share=1.0))
+        _synchronizations(kind(tolerance=tolerance, max_iterations=500, drop_share=1.0))
         for tolerance in (1e-3, 1e-9)
     )
     iterations = long[1].evaluations - short[1].evaluations
@@ -74,19 +74,19 @@ def test_one_wait_an_iteration(
 
 
 @pytest.mark.parametrize("kind", [eq.Picard, eq.Accelerated, eq.Anderson])
-def test_asking_less_often_changes_nothing_but_the_work(
+def test_check_every_changes_only_the_number_of_evaluations(
     kind: type[eq.solvers.Solver[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _read(monkeypatch, cheap=False)
+    _set_reads(monkeypatch, cheap=False)
     limits: dict[str, Any] = {"tolerance": 1e-9, "max_iterations": 500, "drop_share": 1.0}
-    often, always = _waits(kind(**limits))
-    seldom, found = _waits(kind(**limits, check_every=4))
-    assert seldom < 0.5 * often
-    torch.testing.assert_close(found.iterations, always.iterations)
-    assert isinstance(found.state, Tensor)
-    assert isinstance(always.state, Tensor)
-    torch.testing.assert_close(found.state, always.state, rtol=1e-12, atol=1e-12)
-    assert always.evaluations <= found.evaluations < always.evaluations + 4
+    default_count, default = _synchronizations(kind(**limits))
+    count, solution = _synchronizations(kind(**limits, check_every=4))
+    assert count < 0.5 * default_count
+    torch.testing.assert_close(solution.iterations, default.iterations)
+    assert isinstance(solution.state, Tensor)
+    assert isinstance(default.state, Tensor)
+    torch.testing.assert_close(solution.state, default.state, rtol=1e-12, atol=1e-12)
+    assert default.evaluations <= solution.evaluations < default.evaluations + 4
 
 
 @pytest.mark.parametrize(
@@ -102,39 +102,39 @@ def test_asking_less_often_changes_nothing_but_the_work(
     ids=str,
 )
 @pytest.mark.parametrize("drop_share", [0.2, 1.0])
-def test_looking_for_the_ordinary_case_first_changes_nothing(
+def test_results_do_not_depend_on_whether_reads_are_cheap(
     solver: eq.solvers.Solver[Any], drop_share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = _problem()
-    problem.context["c"][1] = 0.0  # done at once, with a residual of zero
+    problem.context["c"][1] = 0.0  # converges at once, with a residual of zero
     problem.context["c"][2, 0] = torch.nan
     problem.context["c"][3] *= 1e-3
     solver = dataclasses.replace(solver, tolerance=1e-9, max_iterations=300, drop_share=drop_share)
-    found = []
+    solutions = []
     for cheap in (True, False):
-        _read(monkeypatch, cheap=cheap)
-        found.append(solver.solve(problem))
-    looked, waited = found
-    assert looked.status.tolist() == waited.status.tolist() == [0, 0, 2, 0, 0, 0]
-    assert looked.iterations.tolist() == waited.iterations.tolist()
-    torch.testing.assert_close(looked.residual, waited.residual, rtol=1e-9, atol=0, equal_nan=True)
-    torch.testing.assert_close(looked.state, waited.state, rtol=1e-12, atol=1e-12)
+        _set_reads(monkeypatch, cheap=cheap)
+        solutions.append(solver.solve(problem))
+    cpu, gpu = solutions
+    assert cpu.status.tolist() == gpu.status.tolist() == [0, 0, 2, 0, 0, 0]
+    assert cpu.iterations.tolist() == gpu.iterations.tolist()
+    torch.testing.assert_close(cpu.residual, gpu.residual, rtol=1e-9, atol=0, equal_nan=True)
+    torch.testing.assert_close(cpu.state, gpu.state, rtol=1e-12, atol=1e-12)
 
 
-def test_one_wait_an_iteration_of_conjugate_gradients() -> None:
+def test_one_synchronization_per_iteration_of_conjugate_gradients() -> None:
     torch.manual_seed(0)
     H = torch.randn(40, 40, dtype=torch.float64)
     H = 0.9 * (H + H.T) / torch.linalg.matrix_norm(H + H.T, 2)
     rhs = torch.randn(3, 40, dtype=torch.float64)
     weight = (torch.rand(3, 40, dtype=torch.float64) > 0.3).double()
 
-    def waits(tolerance: float) -> tuple[int, int]:
-        with Waits() as counted:
-            found = conjugate_gradients(
+    def synchronizations(tolerance: float) -> tuple[int, int]:
+        with SynchronizationCounter() as counter:
+            solution = conjugate_gradients(
                 lambda v: v - (v * weight) @ H, rhs, weight, tolerance=tolerance, max_iterations=100
             )
-        return counted.count, found.evaluations
+        return counter.count, solution.evaluations
 
-    (few, short), (many, long) = waits(1e-2), waits(1e-8)
+    (few, short), (many, long) = synchronizations(1e-2), synchronizations(1e-8)
     assert long - short > 5
     assert many - few <= long - short

@@ -1,4 +1,4 @@
-"""The check of prose: what it finds, what it leaves alone, and its table of accepted places."""
+"""The check of prose: phrases, exceptions, and the table of accepted places."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def phrases(source: str, path: str = "example.py") -> list[str]:
         ("The results are equal to the last bit.", "the very same"),
     ],
 )
-def test_a_phrase_is_found_in_docstrings_comments_messages_and_markdown(
+def test_phrase_is_reported_in_docstrings_comments_messages_and_markdown(
     text: str, phrase: str
 ) -> None:
     assert phrase in phrases(f'def f():\n    """{text}"""\n')
@@ -42,7 +42,7 @@ def test_a_phrase_is_found_in_docstrings_comments_messages_and_markdown(
 
 
 def test_every_phrase_has_advice_and_is_tested() -> None:
-    (mark,) = test_a_phrase_is_found_in_docstrings_comments_messages_and_markdown.pytestmark
+    (mark,) = test_phrase_is_reported_in_docstrings_comments_messages_and_markdown.pytestmark
     assert {phrase for _, phrase in mark.args[1]} == {phrase.name for phrase in PHRASES}
     assert all(phrase.advice for phrase in PHRASES)
 
@@ -56,7 +56,7 @@ def test_every_phrase_has_advice_and_is_tested() -> None:
         "What is a fixed point?",
     ],
 )
-def test_good_prose_is_left_alone(text: str) -> None:
+def test_good_prose_is_not_reported(text: str) -> None:
     assert phrases(f'"""{text}"""\n') == []
     assert phrases(text, "page.md") == []
 
@@ -71,18 +71,18 @@ def test_code_is_not_prose() -> None:
     assert phrases('x = {"nobody": 1}\n') == []
 
 
-def test_names_that_do_not_describe_their_content() -> None:
+def test_names_that_do_not_describe_their_content_are_reported() -> None:
     assert phrases("found = solve()\n") == ["found"]
     assert phrases("def told(asked):\n    pass\n") == ["told", "asked"]
     assert phrases("result = solve()\nprint(report.found)\n") == []
 
 
-def test_a_set_of_visited_items_may_be_named_seen() -> None:
+def test_set_of_visited_items_may_be_named_seen() -> None:
     assert phrases("seen = set()\n") == phrases("seen: dict[str, int] = {}\n") == []
     assert phrases("seen = measure()\n") == ["seen"]
 
 
-def test_an_accepted_place_needs_a_reason_and_a_match() -> None:
+def test_accepted_place_needs_a_reason_and_a_match() -> None:
     place = Place("a.py", 3, "nobody, somebody", "Nobody's business, a quotation.")
     good = Accepted("a.py", "Nobody's business", "a quotation")
     assert rejected([place], [good]) == []
@@ -96,11 +96,11 @@ def test_an_accepted_place_needs_a_reason_and_a_match() -> None:
     assert "26 accepted places" in error
 
 
-def test_the_table_has_reasons() -> None:
+def test_accepted_places_have_reasons() -> None:
     assert all(entry.reason.strip() for entry in ACCEPTED)
 
 
-def test_the_program_reports_places_of_a_file(
+def test_program_prints_the_places_of_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.md"

@@ -1,4 +1,4 @@
-"""What an activation is to an equilibrium network, a proximal operator; activations by name."""
+"""Base class of activations, which are proximal operators, and the registry of their names."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from torch import Tensor
 
 from equilibria.registry import Registry
 
-_MOST_HALVINGS = 100
+_MAX_NEWTON_STEPS = 100
 
 
 @dataclass(frozen=True)
 class Activation(ABC):
-    """An elementwise, non-decreasing, Lipschitz σ, which makes it a proximal operator.
+    """Base class of activations: elementwise, non-decreasing and Lipschitz functions σ.
+
+    Such a function is a proximal operator:
 
         σ = prox_f = (I + ∂f)⁻¹,    f = S* − ½y²,    S(a) = ∫₀ᵃ σ,    S*(y) = sup_a (ay − S(a))
 
-    f is convex if and only if L_σ ≤ 1; S* is always convex. An activation is a value: frozen,
-    hashable, equal to another of the same class and options. A subclass with options is itself a
-    frozen dataclass.
+    f is convex if and only if L_σ ≤ 1; S* is always convex. Activations are frozen and hashable,
+    and are equal if their class and options are. A subclass with options must be a frozen
+    dataclass.
 
     Examples:
         >>> relu = eq.activations.get_activation("relu")
@@ -36,49 +38,76 @@ class Activation(ABC):
 
     @property
     def lipschitz(self) -> float:
-        """L_σ, the smallest constant with |σ(a) − σ(b)| ≤ L_σ |a − b|: 1, as for most."""
+        """Lipschitz constant L_σ: the smallest with |σ(a) − σ(b)| ≤ L_σ |a − b|. Default: 1."""
         return 1.0
 
     @abstractmethod
     def __call__(self, a: Tensor) -> Tensor:
-        """σ(a)."""
+        """Return σ(a).
+
+        Args:
+            a: Pre-activations, of any shape.
+        """
 
     def overwrite(self, a: Tensor) -> Tensor:
-        """σ(a) where a is of no more use: in its memory, if that is possible."""
+        """Return σ(a), computed in place if the activation supports it.
+
+        Args:
+            a: Pre-activations that are no longer needed.
+        """
         return self(a)
 
     @abstractmethod
     def derivative(self, a: Tensor) -> Tensor:
-        """σ′(a), in [0, L_σ]; at a kink the value that automatic differentiation takes."""
+        """Return σ′(a), in [0, L_σ]; at a kink, the value of automatic differentiation.
+
+        Args:
+            a: Pre-activations, of any shape.
+        """
 
     @abstractmethod
     def primitive(self, a: Tensor) -> Tensor:
-        """S(a) = ∫₀ᵃ σ."""
+        """Return S(a) = ∫₀ᵃ σ for every element.
+
+        Args:
+            a: Pre-activations, of any shape.
+        """
 
     @abstractmethod
     def penalty(self, y: Tensor) -> Tensor:
-        """f(y) of every element, +∞ outside the (closed) domain."""
+        """Return f(y) for every element; +∞ outside the closed domain.
+
+        Args:
+            y: State, of any shape.
+        """
 
     @abstractmethod
     def minimal_subgradient(self, y: Tensor, gradient: Tensor) -> Tensor:
-        """The element of least norm of gradient + ∂f(y), +∞ outside the domain.
+        """Return the element of gradient + ∂f(y) with the smallest norm; +∞ outside the domain.
 
-        With `gradient` = ∇(½‖y‖² + E)(y) it vanishes exactly where y is stationary, that is where
-        y = σ(−∇E(y)).
+        For `gradient` = ∇(½‖y‖² + E)(y) it is zero exactly where y is stationary: y = σ(−∇E(y)).
+
+        Args:
+            y: State, of any shape.
+            gradient: Gradient of the smooth part at y, of the same shape.
         """
 
     def prox_argument(self, v: Tensor, step: Tensor) -> Tensor:
-        """The a with s·a + (1−s)σ(a) = v for a step 0 < s ≤ 1: then σ(a) = prox_{sf}(v).
+        """Return a with s·a + (1−s)σ(a) = v, so that σ(a) = prox_{sf}(v).
 
-        The left side rises at least as fast as s·a: Newton's method in a bracket of the solution,
-        which is halved where Newton's step leaves it.
+        Computed by Newton's method in a bracket of the solution, which is bisected where Newton's
+        step leaves it.
+
+        Args:
+            v: Argument of the proximal operator.
+            step: Step size s in (0, 1], of a shape that broadcasts to `v`.
         """
         a = v
         excess = step * a + (1 - step) * self(a) - v
         reach = excess.abs() / step
         low, high = a - reach, a + reach
         precision = 4 * torch.finfo(v.dtype).eps
-        for _ in range(_MOST_HALVINGS):
+        for _ in range(_MAX_NEWTON_STEPS):
             low, high = torch.where(excess <= 0, a, low), torch.where(excess >= 0, a, high)
             newton = a - excess / (step + (1 - step) * self.derivative(a))
             inside = (newton > low) & (newton < high)
@@ -91,7 +120,11 @@ class Activation(ABC):
         return a
 
     def conjugate(self, y: Tensor) -> Tensor:
-        """S*(y) = f(y) + ½y² of every element, +∞ outside the domain."""
+        """Return S*(y) = f(y) + ½y² for every element; +∞ outside the domain.
+
+        Args:
+            y: State, of any shape.
+        """
         return self.penalty(y) + y.square() / 2
 
 
@@ -113,10 +146,18 @@ def register_activation(
 def register_activation(
     target: type[A] | str | None = None, *, replace: bool = False
 ) -> type[A] | Callable[[type[A]], type[A]]:
-    """Make an activation class available by name: a decorator, with or without arguments.
+    """Register an activation class by name; a decorator, with or without arguments.
 
-    The name is the class's own `name`; one given here becomes the class's `name` if it has none.
-    A name that is taken is an error unless `replace` is true.
+    Args:
+        target: The class, if used without arguments. Otherwise a name for a class without the
+            attribute `name`; by default the class's `name`.
+        replace: Whether to replace an activation of the same name.
+
+    Returns:
+        The class, or a decorator.
+
+    Raises:
+        ValueError: If the name is taken or missing, or differs from the class's `name`.
 
     Examples:
         >>> @eq.activations.register_activation
@@ -127,12 +168,15 @@ def register_activation(
     """
 
     def register(cls: type[A]) -> type[A]:
-        own: str | None = getattr(cls, "name", None)
-        name = target if isinstance(target, str) else own
+        declared: str | None = getattr(cls, "name", None)
+        name = target if isinstance(target, str) else declared
         if name is None:
             raise ValueError(f"{cls.__name__} needs a name: set the class attribute `name`")
-        if own is not None and name != own:
-            raise ValueError(f"{cls.__name__} is called {own!r}, and cannot be {name!r} as well")
+        if declared is not None and name != declared:
+            raise ValueError(
+                f"{cls.__name__} has the name {declared!r} and cannot be registered as {name!r}: "
+                "change its attribute `name`"
+            )
         _ACTIVATIONS.register(name, cls, replace=replace)
         cls.name = name
         return cls

@@ -1,7 +1,7 @@
-"""The dilogarithm Li₂(x) = −∫₀ˣ log(1 − t)/t dt, where softplus needs it.
+"""The dilogarithm Li₂(x) = −∫₀ˣ log(1 − t)/t dt at the arguments that softplus needs.
 
-Both functions take the exponent instead of x = ±e^t: neither overflow nor the cancellation of
-1 − x near x = 1 can happen. Derivatives of every order are exact, since the first is a closed form.
+Both functions take the exponent instead of x = ±e^t, which avoids overflow and the cancellation of
+1 − x near x = 1. Derivatives of every order are exact, because the first is a closed form.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _SERIES = tuple(b / math.factorial(2 * n + 1) for n, b in enumerate(_BERNOULLI, 
 
 
 def softplus(a: Tensor) -> Tensor:
-    """log(1 + eᵃ) to full precision; `torch.nn.functional.softplus` drops e⁻ᵃ beyond a = 20."""
+    """Return log(1 + eᵃ) to full precision; PyTorch's softplus ignores e⁻ᵃ beyond a = 20."""
     return -logsigmoid(-a)
 
 
 def dilogarithm_exp(t: Tensor) -> Tensor:
-    """Li₂(e⁻ᵗ) for t ≥ 0; its derivative is log(1 − e⁻ᵗ)."""
+    """Return Li₂(e⁻ᵗ) for t ≥ 0; its derivative is log(1 − e⁻ᵗ)."""
     result: Tensor = _DilogarithmExp.apply(t)  # type: ignore[no-untyped-call]
     return result
 
 
 def softplus_primitive(a: Tensor) -> Tensor:
-    """∫₀ᵃ log(1 + eᵗ) dt = −Li₂(−eᵃ) − π²/12; its derivative is softplus."""
+    """Return ∫₀ᵃ log(1 + eᵗ) dt = −Li₂(−eᵃ) − π²/12; its derivative is softplus."""
     result: Tensor = _SoftplusPrimitive.apply(a)  # type: ignore[no-untyped-call]
     return result
 
 
-class _KeepsItsInput(torch.autograd.Function):
+class _SavesItsInput(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
@@ -45,7 +45,7 @@ class _KeepsItsInput(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
 
-class _DilogarithmExp(_KeepsItsInput):
+class _DilogarithmExp(_SavesItsInput):
     @staticmethod
     def forward(t: Tensor) -> Tensor:
         one_minus_x = -torch.expm1(-t)
@@ -59,10 +59,10 @@ class _DilogarithmExp(_KeepsItsInput):
         return grad * torch.log(-torch.expm1(-t))
 
 
-class _SoftplusPrimitive(_KeepsItsInput):
+class _SoftplusPrimitive(_SavesItsInput):
     @staticmethod
     def forward(a: Tensor) -> Tensor:
-        # Li₂(−eᵃ) + Li₂(−e⁻ᵃ) = −π²/6 − a²/2 keeps the series at −e^(−|a|)
+        # Li₂(−eᵃ) + Li₂(−e⁻ᵃ) = −π²/6 − a²/2, so the series is needed only at −e^(−|a|)
         odd = _series(-softplus(-a.abs())) + _PI_SQUARED_12
         return torch.relu(a).square() / 2 + a.sign() * odd
 
@@ -73,7 +73,7 @@ class _SoftplusPrimitive(_KeepsItsInput):
 
 
 def _series(u: Tensor) -> Tensor:
-    """Li₂(1 − e⁻ᵘ) for |u| ≤ log 2, where eight terms leave less than one unit of float64."""
+    """Return Li₂(1 − e⁻ᵘ) for |u| ≤ log 2, where eight terms are exact to float64 precision."""
     square = u.square()
     tail = torch.zeros_like(u)
     for coefficient in reversed(_SERIES):

@@ -1,4 +1,4 @@
-"""Activations that are piecewise linear."""
+"""Piecewise linear activations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equilibria.registry import check_positive
 @register_activation
 @dataclass(frozen=True)
 class ReLU(Activation):
-    """σ(a) = max(a, 0), S = ½ max(a, 0)², f = indicator of {y ≥ 0}.
+    """ReLU: σ(a) = max(a, 0), S = ½ max(a, 0)², f = indicator of {y ≥ 0}.
 
     Examples:
         >>> eq.activations.ReLU()(torch.tensor([-1.0, 2.0]))
@@ -42,7 +42,7 @@ class ReLU(Activation):
         return torch.where(y < 0, math.inf, 0 * y)
 
     def minimal_subgradient(self, y: Tensor, gradient: Tensor) -> Tensor:
-        """The gradient where y > 0, min(gradient, 0) where y = 0, because ∂f(0) = (−∞, 0]."""
+        """Return `gradient` where y > 0 and min(gradient, 0) where y = 0: ∂f(0) = (−∞, 0]."""
         result = torch.where(y == 0, gradient.clamp(max=0), gradient)
         return torch.where(y < 0, math.inf, result)
 
@@ -50,7 +50,10 @@ class ReLU(Activation):
 @register_activation
 @dataclass(frozen=True)
 class LeakyReLU(Activation):
-    """σ(a) = max(a, s·a) with slope 0 < s ≤ 1; f(y) = ½(1/s − 1) min(y, 0)².
+    """Leaky ReLU: σ(a) = max(a, s·a), f(y) = ½(1/s − 1) min(y, 0)².
+
+    Args:
+        slope: Slope s for a < 0, in (0, 1].
 
     Examples:
         >>> eq.activations.LeakyReLU(slope=0.1)(torch.tensor([-1.0, 2.0]))
@@ -62,7 +65,7 @@ class LeakyReLU(Activation):
 
     def __post_init__(self) -> None:
         if not 0 < self.slope <= 1:
-            raise ValueError(f"slope must lie in (0, 1], got {self.slope}; for slope 0 use ReLU")
+            raise ValueError(f"slope must be in (0, 1], got {self.slope}; for slope 0 use ReLU")
 
     def __call__(self, a: Tensor) -> Tensor:
         return leaky_relu(a, self.slope)
@@ -87,7 +90,10 @@ class LeakyReLU(Activation):
 @register_activation
 @dataclass(frozen=True)
 class SoftThreshold(Activation):
-    """σ(a) = sign(a) max(|a| − λ, 0) with threshold λ > 0; f(y) = λ|y|.
+    """Soft thresholding: σ(a) = sign(a) max(|a| − λ, 0), f(y) = λ|y|.
+
+    Args:
+        threshold: Threshold λ > 0.
 
     Examples:
         >>> eq.activations.SoftThreshold(0.5)(torch.tensor([-1.0, 0.2, 2.0]))
@@ -113,17 +119,14 @@ class SoftThreshold(Activation):
         return self.threshold * y.abs()
 
     def minimal_subgradient(self, y: Tensor, gradient: Tensor) -> Tensor:
-        """Return gradient + λ sign(y) where y ≠ 0 and σ(gradient) where y = 0.
-
-        The reason is ∂f(0) = [−λ, λ].
-        """
+        """Return gradient + λ sign(y) where y ≠ 0, and σ(gradient) where y = 0: ∂f(0) = [−λ, λ]."""
         return torch.where(y == 0, self(gradient), gradient + self.threshold * y.sign())
 
 
 @register_activation
 @dataclass(frozen=True)
 class IdentityActivation(Activation):
-    """σ(a) = a, S = ½a², f = 0: a linear equilibrium.
+    """Identity: σ(a) = a, S = ½a², f = 0; the equilibrium is linear.
 
     Examples:
         >>> eq.activations.IdentityActivation()(torch.tensor([-1.0, 2.0]))

@@ -1,4 +1,4 @@
-"""Smooth activations; where they saturate, f has an infinite slope at the end of its domain."""
+"""Smooth activations. If σ saturates, f has an infinite slope at the end of its domain."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from equilibria.context.state import at_least_float32
 
 @dataclass(frozen=True)
 class SmoothActivation(Activation):
-    """A σ with an inverse on an open interval, where f′(y) = σ⁻¹(y) − y.
+    """Base class of smooth activations, with an inverse on an open interval: f′(y) = σ⁻¹(y) − y.
 
-    σ never reaches the ends of the interval, but its rounded value does: tanh(50) is 1. There y
-    stands for every point that rounds to it, so ∂f is taken as the half line that begins at f′ of
-    the nearest number inside, and a saturated state counts as stationary when it is.
+    σ does not reach the ends of the interval, but its rounded value does: tanh(50) is 1. There ∂f
+    is defined as the half line that starts at f′ of the nearest number inside, so that a saturated
+    state counts as stationary if a point that rounds to it is.
     """
 
     lower: ClassVar[float] = -math.inf
@@ -30,7 +30,11 @@ class SmoothActivation(Activation):
 
     @abstractmethod
     def penalty_derivative(self, y: Tensor) -> Tensor:
-        """f′(y) inside the domain."""
+        """Return f′(y) for y inside the domain.
+
+        Args:
+            y: State, of any shape.
+        """
 
     def minimal_subgradient(self, y: Tensor, gradient: Tensor) -> Tensor:
         low, high = _nearest_inside(self.lower, self.upper, y.dtype)
@@ -47,7 +51,7 @@ class SmoothActivation(Activation):
 @register_activation
 @dataclass(frozen=True)
 class Tanh(SmoothActivation):
-    """σ = tanh, S = log cosh, S*(y) = ½[(1+y) log(1+y) + (1−y) log(1−y)] on [−1, 1].
+    """Tanh: σ = tanh, S = log cosh, S*(y) = ½[(1+y) log(1+y) + (1−y) log(1−y)] on [−1, 1].
 
     Examples:
         >>> eq.activations.Tanh().penalty(torch.tensor([0.0, 2.0]))  # f of tanh = prox_f
@@ -79,7 +83,7 @@ class Tanh(SmoothActivation):
 @register_activation
 @dataclass(frozen=True)
 class Sigmoid(SmoothActivation):
-    """σ(a) = 1/(1 + e⁻ᵃ), S = log(1 + eᵃ) − log 2, S* = y log y + (1−y) log(1−y) + log 2.
+    """Sigmoid: σ(a) = 1/(1+e⁻ᵃ), S = log(1+eᵃ) − log 2, S* = y log y + (1−y) log(1−y) + log 2.
 
     Examples:
         >>> eq.activations.Sigmoid()(torch.tensor([0.0]))
@@ -112,7 +116,7 @@ class Sigmoid(SmoothActivation):
 @register_activation
 @dataclass(frozen=True)
 class Softplus(SmoothActivation):
-    """σ(a) = log(1 + eᵃ), S = −Li₂(−eᵃ) − π²/12, f(y) = Li₂(e⁻ʸ) − π²/12 on y ≥ 0.
+    """Softplus: σ(a) = log(1 + eᵃ), S = −Li₂(−eᵃ) − π²/12, f(y) = Li₂(e⁻ʸ) − π²/12 on y ≥ 0.
 
     Examples:
         >>> eq.activations.Softplus()(torch.tensor([0.0]))  # ln 2
@@ -146,7 +150,7 @@ def _xlogx(x: Tensor) -> Tensor:
 
 
 def _nearest_inside(lower: float, upper: float, dtype: torch.dtype) -> tuple[float, float]:
-    """The normal numbers of `dtype` next to the ends of the domain, on its inner side."""
+    """Return the normal numbers of `dtype` inside the domain that are nearest to its ends."""
     number = torch.finfo(dtype)
     low = lower + number.tiny if lower == 0 else lower * (1 - number.eps / 2)
     return low, upper * (1 - number.eps / 2)

@@ -1,4 +1,4 @@
-"""What a solve is about: the state that is iterated and the context it is iterated in."""
+"""State and context of a solve: the iterated tensors, and the tensors that the map reads."""
 
 from equilibria.context.context import Context
 from equilibria.context.state import State

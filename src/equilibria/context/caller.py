@@ -1,4 +1,4 @@
-"""Warnings that point at the user's own line."""
+"""Warnings that point to a line of the user's code."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _INTERNAL = (
     str(Path(torch.__file__).parent),
     contextlib.__file__,
 )
-"""The folders and files whose frames lie between the user's line and a warning."""
+"""Folders and files whose frames are skipped."""
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning that names the nearest line outside of the library and of PyTorch.
+    """Issue a warning that points to the nearest line outside of Equilibria and PyTorch.
 
-    A fixed `stacklevel` cannot do that: how many frames lie in between depends on decorators,
-    context managers, and the module that holds the layer.
+    A fixed `stacklevel` does not work, because the number of frames depends on decorators, context
+    managers, and the module that contains the layer.
 
     Args:
-        message: The text of the warning.
-        category: The class of the warning.
+        message: Text of the warning.
+        category: Class of the warning.
 
     Examples:
         >>> import warnings

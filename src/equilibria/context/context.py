@@ -1,4 +1,4 @@
-"""Everything that a step of the map reads besides the state."""
+"""The context: all tensors that a step of the map reads, except the state."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ Entry = Tensor | tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Context:
-    """Tensors computed once a solve, by `inject`, and read by every step.
+    """Tensors computed once per solve, by `inject`, and read by every step.
 
-    `sample` tensors have the batch first, so that finished samples can be dropped by indexing;
-    `shared` ones (normalized weights, scales) belong to all samples. A composite, such as a sum of
-    energy terms, keeps the contexts of its `parts` by their names. Nothing in a context is
-    detached: gradients reach the parameters and the input through it.
+    The tensors are not detached: gradients reach the parameters and the input through them.
+
+    Args:
+        sample: Tensors with the batch in the first dimension, by name. Finished samples are
+            removed from them by indexing.
+        shared: Tensors that all samples share, such as normalized weights, by name.
+        parts: Contexts of the parts of a composite, such as the terms of a sum, by name.
 
     Examples:
         >>> context = eq.Context(sample={"x": torch.arange(3.0)}, shared={"W": torch.eye(2)})
@@ -33,37 +36,66 @@ class Context:
     parts: Mapping[str, Context] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
-        """The tensor called `name`."""
+        """Return the tensor `name`.
+
+        Raises:
+            KeyError: If there is no such tensor.
+        """
         entry = self.sample.get(name, self.shared.get(name))
         if isinstance(entry, Tensor):
             return entry
         raise KeyError(
-            f"the context holds no tensor {name!r}; it has {sorted([*self.sample, *self.shared])}. "
-            "Put it there in `inject` or `prepare`."
+            f"the context has no tensor {name!r}; it has {sorted([*self.sample, *self.shared])}. "
+            "Add it in `inject` or `prepare`."
         )
 
     def weights(self, name: str) -> tuple[Tensor, ...]:
-        """The effective weights of the operator called `name` (see `LinearOperator.weights`)."""
+        """Return the effective weights of an operator (see `LinearOperator.weights`).
+
+        Args:
+            name: Name of the operator in `shared`.
+        """
         return _tuple(self.shared[name])
 
     def several(self, name: str) -> tuple[Tensor, ...]:
-        """The sample tensors called `name`, such as the inputs of a term that takes several."""
+        """Return per-sample tensors that are stored under one name, such as several inputs.
+
+        Args:
+            name: Name in `sample`.
+        """
         return _tuple(self.sample[name])
 
     def with_sample(self, **entries: Entry) -> Context:
-        """Return a context with more entries per sample."""
+        """Return a context with additional per-sample tensors.
+
+        Args:
+            entries: The tensors, by name.
+        """
         return Context({**self.sample, **entries}, self.shared, self.parts)
 
     def with_part(self, name: str, part: Context) -> Context:
-        """Return a context in which `name` has its own context."""
+        """Return a context with an additional part.
+
+        Args:
+            name: Name of the part.
+            part: Its context.
+        """
         return Context(self.sample, self.shared, {**self.parts, name: part})
 
     def with_shared(self, entries: Mapping[str, Entry]) -> Context:
-        """Return a context with more entries that all samples share."""
+        """Return a context with additional tensors that all samples share.
+
+        Args:
+            entries: The tensors, by name.
+        """
         return Context(self.sample, {**self.shared, **entries}, self.parts)
 
     def keep(self, index: Tensor | slice) -> Context:
-        """The context of the samples at `index`."""
+        """Return the context of a subset of the samples.
+
+        Args:
+            index: Indices of the samples, or a slice.
+        """
         return Context(
             {name: _map_entry(lambda t: t[index], entry) for name, entry in self.sample.items()},
             self.shared,
@@ -71,23 +103,27 @@ class Context:
         )
 
     def tensors(self) -> list[Tensor]:
-        """All tensors, in an order that `replace` understands."""
+        """Return all tensors, in the order that `replace` expects."""
         return list(self._walk())
 
     def replace(self, tensors: Sequence[Tensor]) -> Context:
-        """The same context with its tensors replaced, in the order of `tensors()`."""
+        """Return a context of the same structure with other tensors.
+
+        Args:
+            tensors: One tensor for each of `tensors()`, in that order.
+        """
         remaining = iter(tensors)
         return self._map(lambda _: next(remaining))
 
     def is_per_sample(self) -> list[bool]:
-        """For each of `tensors()` whether it has a row a sample."""
-        own = [len(_tuple(e)) * [True] for e in self.sample.values()]
+        """Return for each of `tensors()` whether its first dimension is the batch."""
+        sample = [len(_tuple(e)) * [True] for e in self.sample.values()]
         shared = [len(_tuple(e)) * [False] for e in self.shared.values()]
         parts = [part.is_per_sample() for part in self.parts.values()]
-        return [flag for flags in (*own, *shared, *parts) for flag in flags]
+        return [flag for flags in (*sample, *shared, *parts) for flag in flags]
 
     def skeleton(self) -> Context:
-        """The structure alone, without the memory of its tensors, for a later `replace`."""
+        """Return a context of the same structure with empty tensors, for a later `replace`."""
         return self._map(lambda tensor: tensor.new_empty(0))
 
     def _walk(self) -> Iterator[Tensor]:
@@ -109,14 +145,14 @@ class Context:
 
 
 def numbered(parts: Iterable[Context]) -> dict[str, Context]:
-    """Parts that have an order and no names, such as branches and layers.
+    """Name contexts by their position, for example those of branches or layers.
 
     Examples:
         >>> from equilibria.context.context import numbered
         >>> list(numbered([eq.Context(), eq.Context()]))
         ['0', '1']
     """
-    return {str(place): part for place, part in enumerate(parts)}
+    return {str(index): part for index, part in enumerate(parts)}
 
 
 def _tuple(entry: Entry) -> tuple[Tensor, ...]:
@@ -130,7 +166,7 @@ def _map_entry(function: Callable[[Tensor], Tensor], entry: Entry) -> Entry:
 
 
 def is_exporting() -> bool:
-    """Whether `torch.export` runs; torch before 2.7 does not say.
+    """Return whether `torch.export` is running; False with PyTorch before 2.7.
 
     Examples:
         >>> from equilibria.context.context import is_exporting
@@ -145,10 +181,13 @@ R = TypeVar("R")
 
 
 def run_eagerly(function: Callable[P, R]) -> Callable[P, R]:
-    """`torch.compiler.disable`, without importing the compiler before anything is compiled.
+    """Exclude a function from `torch.compile`, without importing the compiler until it is used.
 
-    A solve is a loop that depends on the data, and the choice of a frequency is too: inside
-    `torch.compile(model)` they run as they are, and what is around them is compiled.
+    For functions whose control flow depends on the data, such as a solve. Inside
+    `torch.compile(model)` they run eagerly, and the code around them is compiled.
+
+    Args:
+        function: The function to exclude.
 
     Examples:
         >>> from equilibria.context.context import run_eagerly

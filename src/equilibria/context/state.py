@@ -1,4 +1,4 @@
-"""The state of an equilibrium: one tensor or several, and its packing into one flat buffer."""
+"""The state of an equilibrium, one tensor or several, and its packing into a flat buffer."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ import torch
 from torch import Tensor
 
 State: TypeAlias = Tensor | tuple[Tensor, ...]
-"""One batch-first tensor, or a tuple of them (branches of different shape)."""
+"""A tensor with the batch in the first dimension, or a tuple of them (branches)."""
 
 Layout = tuple[tuple[int, ...], ...]
-"""The shapes of a state's tensors, without the batch."""
+"""Shapes of the tensors of a state, without the batch dimension."""
 
 
 def state_tensors(state: State) -> tuple[Tensor, ...]:
-    """The tensors of a state, in a tuple.
+    """Return the tensors of a state in a tuple.
 
     Examples:
-        >>> one, three = torch.ones(2), (torch.ones(2),) * 3
+        >>> tensor, branches = torch.ones(2), (torch.ones(2),) * 3
         >>> from equilibria.context.state import state_tensors
-        >>> len(state_tensors(one)), len(state_tensors(three))
+        >>> len(state_tensors(tensor)), len(state_tensors(branches))
         (1, 3)
     """
     return (state,) if isinstance(state, Tensor) else tuple(state)
 
 
 def unflatten_state(like: State, tensors: Iterable[Tensor]) -> State:
-    """`tensors` in the structure of `like`.
+    """Return `tensors` in the structure of `like`.
+
+    Args:
+        like: A single tensor, or a tuple of tensors.
+        tensors: Tensors of the result.
 
     Examples:
         >>> branches = (torch.ones(1), torch.ones(2))
@@ -44,7 +48,11 @@ def unflatten_state(like: State, tensors: Iterable[Tensor]) -> State:
 
 
 def map_state(function: Callable[..., Tensor], *states: State) -> State:
-    """`function` applied to corresponding tensors of the states.
+    """Apply a function to corresponding tensors of states.
+
+    Args:
+        function: Called with one tensor of each state.
+        states: States of the same structure.
 
     Examples:
         >>> branches = (torch.ones(1), torch.ones(2))
@@ -57,7 +65,7 @@ def map_state(function: Callable[..., Tensor], *states: State) -> State:
 
 
 def batch_size(state: State) -> int:
-    """How many samples a state has.
+    """Return the number of samples of a state.
 
     Examples:
         >>> from equilibria.context.state import batch_size
@@ -68,7 +76,9 @@ def batch_size(state: State) -> int:
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """The tensor itself, or its float32 copy: norms, sums and logarithms do not run in half.
+    """Return a tensor in float32, or unchanged if its type is wider.
+
+    Norms, sums and logarithms are not computed in half precision.
 
     Examples:
         >>> from equilibria.context.state import at_least_float32
@@ -79,7 +89,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def sum_per_sample(values: Tensor) -> Tensor:
-    """The sum over all dimensions but the first, in float32 at least.
+    """Sum over all dimensions except the first, in at least float32.
 
     Examples:
         >>> from equilibria.context.state import sum_per_sample
@@ -91,11 +101,18 @@ def sum_per_sample(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Packing:
-    """How a state is laid out in one `(problems, size)` buffer, the only shape solvers see.
+    """Layout of a state in a buffer of shape (problems, size), the format of solvers.
 
-    Each sample is a problem of its own, a row. Where the samples of a batch are coupled
-    (`couples_batch`) the whole batch is one problem and the buffer has one row. A tensor in
-    channels_last format is packed in that order, so that packing and unpacking copy nothing.
+    Each sample is one problem, that is one row. If the samples of a batch are coupled, the batch is
+    one problem and the buffer has one row. A tensor in channels_last format is packed in that
+    order, so that packing and unpacking copy nothing.
+
+    Args:
+        layout: Shapes of the tensors, without the batch dimension.
+        single: Whether the state is a tensor and not a tuple.
+        samples: Number of samples.
+        couples_batch: Whether the batch is one problem.
+        channels_last: For each tensor, whether it is in channels_last format.
 
     Examples:
         >>> from equilibria.context.state import Packing
@@ -125,16 +142,16 @@ class Packing:
 
     @property
     def size(self) -> int:
-        """How many numbers the state of one sample has."""
+        """Number of entries of the state of one sample."""
         return sum(_size(shape) for shape in self.layout)
 
     @cached_property
     def _is_matrix(self) -> bool:
-        """Whether a state is a matrix, and packed as it is."""
+        """Whether states are matrices, which need no packing."""
         return self.single and len(self.layout[0]) == 1 and not self.couples_batch
 
     def pack(self, state: State) -> Tensor:
-        """The state as a `(problems, size)` matrix; a view where that is possible."""
+        """Return the state as a matrix of shape (problems, size); a view if possible."""
         if self._is_matrix and isinstance(state, Tensor) and state.dim() == 2:
             return state
         pieces = [
@@ -142,11 +159,11 @@ class Packing:
             for tensor, last in zip(state_tensors(state), self.channels_last, strict=True)
         ]
         rows = pieces[0] if self.single else torch.cat(pieces, dim=1)
-        # An empty batch is no problem at all, coupled or not.
+        # An empty batch has no problem, coupled or not.
         return rows.reshape(1, -1) if self.couples_batch and len(rows) else rows
 
     def unpack(self, flat: Tensor) -> State:
-        """Return the state of a flat tensor of shape (samples, numbers)."""
+        """Return the state of a matrix of shape (problems, size)."""
         if self._is_matrix:
             return flat
         rows = flat.reshape(self.samples, -1) if self.couples_batch and len(flat) else flat
@@ -157,7 +174,7 @@ class Packing:
 
 
 def is_channels_last(tensor: Tensor) -> bool:
-    """Whether a batch of images lies in memory pixel by pixel rather than channel by channel."""
+    """Return whether a batch of images is in channels_last format, and in no other."""
     return (
         tensor.dim() == 4
         and tensor.is_contiguous(memory_format=torch.channels_last)
@@ -166,9 +183,9 @@ def is_channels_last(tensor: Tensor) -> bool:
 
 
 def in_format_of(like: Tensor, tensor: Tensor) -> Tensor:
-    """`tensor` in the memory format of `like`; a state in that of its input is packed for free."""
-    wanted = torch.channels_last if is_channels_last(like) else torch.contiguous_format
-    return tensor.contiguous(memory_format=wanted)
+    """Return `tensor` in the memory format of `like`, so that packing needs no copy."""
+    memory_format = torch.channels_last if is_channels_last(like) else torch.contiguous_format
+    return tensor.contiguous(memory_format=memory_format)
 
 
 def _flatten(tensor: Tensor, channels_last: bool) -> Tensor:
@@ -184,5 +201,5 @@ def _unflatten(rows: Tensor, shape: tuple[int, ...], channels_last: bool) -> Ten
 
 
 def _size(shape: tuple[int, ...]) -> int:
-    # Not -1: a reshape to -1 is ambiguous for an empty batch.
+    # Used instead of -1, which is ambiguous for an empty batch.
     return math.prod(shape)

@@ -1,4 +1,4 @@
-"""A module beside itself: the same maps on other tensors, with nothing written to the original."""
+"""Twins of modules: copies that hold other tensors and share everything else."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def twin(module: M, replaced: Callable[[Tensor], Tensor]) -> M:
-    """A copy of a module that holds `replaced(t)` where it holds a tensor t.
+    """Return a copy of a module with every tensor t replaced by `replaced(t)`.
 
-    `torch.func.functional_call` puts tensors into the module itself for as long as it runs, which
-    other threads see; a twin is its caller's alone, and costs a dictionary a submodule. Parameters,
-    buffers and plain attributes count; all else is shared. A module that writes to more than its
-    own attributes renews that in a method `on_twin`.
+    Replaces parameters, buffers and tensors in attributes; everything else is shared. Unlike
+    `torch.func.functional_call`, which modifies the module while it runs, this is safe with
+    threads; it costs one dictionary per submodule. A module that writes to shared objects must
+    replace them in a method `on_twin`.
+
+    Args:
+        module: Module to copy.
+        replaced: Returns the tensor of the copy; called once per tensor.
 
     Examples:
         >>> layer = torch.nn.Linear(2, 1)
@@ -36,23 +40,27 @@ def twin(module: M, replaced: Callable[[Tensor], Tensor]) -> M:
         return tensors[id(held)]
 
     originals = list(module.modules())
-    # Not by the class's own `__new__`: torch.fx makes another class there.
-    twins: dict[int, nn.Module] = {id(one): object.__new__(type(one)) for one in originals}
-    for one in originals:
-        own = vars(one).copy()
-        for name, value in own.items():
+    # The `__new__` of torch.fx modules would create another class.
+    twins: dict[int, nn.Module] = {
+        id(original): object.__new__(type(original)) for original in originals
+    }
+    for original in originals:
+        attributes = vars(original).copy()
+        for name, value in attributes.items():
             if isinstance(value, Tensor):
-                own[name] = tensor(value)
+                attributes[name] = tensor(value)
             elif isinstance(value, nn.Module):
-                own[name] = twins.get(id(value), value)
+                attributes[name] = twins.get(id(value), value)
             elif isinstance(value, MethodType) and id(value.__self__) in twins:
-                own[name] = MethodType(value.__func__, twins[id(value.__self__)])
+                attributes[name] = MethodType(value.__func__, twins[id(value.__self__)])
         for kind in ("_parameters", "_buffers"):
-            own[kind] = {name: tensor(held) for name, held in own[kind].copy().items()}
-        children = own["_modules"].copy().items()
-        own["_modules"] = {name: twins.get(id(child), child) for name, child in children}
-        vars(twins[id(one)]).update(own)
-    for found in twins.values():
-        if renew := getattr(found, "on_twin", None):
-            renew()
+            attributes[kind] = {
+                name: tensor(held) for name, held in attributes[kind].copy().items()
+            }
+        children = attributes["_modules"].copy().items()
+        attributes["_modules"] = {name: twins.get(id(child), child) for name, child in children}
+        vars(twins[id(original)]).update(attributes)
+    for new in twins.values():
+        if on_twin := getattr(new, "on_twin", None):
+            on_twin()
     return twins[id(module)]  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Differentiating through an equilibrium: rules that pair with any solver."""
+"""Gradient rules, which differentiate an equilibrium with any solver."""
 
 from equilibria.gradients.approximate import OneStep, Phantom, Unrolled
 from equilibria.gradients.base import GradientRule, Symmetry

@@ -1,4 +1,4 @@
-"""Approximate gradients: of a few steps at the equilibrium, or of the iterations themselves."""
+"""Approximate gradients: of a few steps at the equilibrium, or of all iterations."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from equilibria.solvers._cpu import sample_blocks, solve_in_blocks
 from equilibria.solvers.convergence import solution_of_last_iterate
 from equilibria.solvers.method import Method
 
-FEW_BLOCKS = 4
-"""Up to so many blocks of samples are solved as one batch where that saves an evaluation."""
+MAX_MERGED_BLOCKS = 4
+"""Largest number of blocks that are solved as one batch to save an evaluation."""
 
-LEAST_DROPPED = 0.5
-"""The share of finished samples that are dropped then: fewer are not worth that evaluation."""
+MIN_DROP_SHARE = 0.5
+"""Smallest `drop_share` of such a solve: dropping fewer samples does not pay for the evaluation
+that it makes necessary."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,13 @@ class Phantom(GradientRule):
     """The phantom gradient (Geng et al., 2021): `steps` damped steps after the solve.
 
     y ← (1 − damping)·y + damping·T(y; x), recorded from y*. **Approximate**: the Neumann series of
-    the implicit gradient cut after `steps` terms, with an error of (1 − damping + damping·q)^steps
-    for a map of contraction q. Cheap, and no backward solve that can fail. Second derivatives are
-    those of the truncated steps.
+    the implicit gradient, truncated after `steps` terms, with an error of
+    (1 − damping + damping·q)^steps for a map with contraction factor q. It is cheap and needs no
+    backward solve, which could fail. Second derivatives are those of the truncated steps.
+
+    Args:
+        steps: Number of recorded steps.
+        damping: Step size in (0, 1]; 1 is the plain iteration.
 
     Examples:
         >>> x = torch.tensor([[1.0]], requires_grad=True)
@@ -62,11 +67,12 @@ class Phantom(GradientRule):
 class OneStep(GradientRule):
     """The gradient of one step of the map at the equilibrium (Fung et al., 2022, "JFB").
 
-    **Approximate**: the inverse (I − J)⁻¹ of the implicit gradient is replaced by the identity. A
-    descent direction for well-conditioned contractions, and as cheap as it gets.
+    **Approximate**: replaces the inverse (I − J)⁻¹ of the implicit gradient by the identity. It is
+    a descent direction for well-conditioned contractions, and the cheapest rule.
 
-    The step is the last evaluation of the solve, which is recorded on the way. Another one is made
-    where that is none of the whole batch: samples were dropped, or solved in many blocks.
+    The step is the last evaluation of the solve, recorded during the solve. One more evaluation is
+    needed if the last one did not cover the whole batch, because samples were dropped or solved in
+    many blocks.
 
     Examples:
         >>> x = torch.tensor([[1.0]], requires_grad=True)
@@ -82,10 +88,10 @@ class OneStep(GradientRule):
     ) -> tuple[State, Solution]:
         if _may_be_recorded(cell, problem):
             recorded = _LastStep(cell, problem)
-            patient = solver
+            merged: Method = solver
             if isinstance(solver, Solver):
-                patient = replace(solver, drop_share=max(solver.drop_share, LEAST_DROPPED))
-            solution = replace(patient.solve(recorded.problem), context=problem.context)
+                merged = replace(solver, drop_share=max(solver.drop_share, MIN_DROP_SHARE))
+            solution = replace(merged.solve(recorded.problem), context=problem.context)
             state = recorded.state_at(solution)
             if state is not None:
                 return state, solution
@@ -96,27 +102,32 @@ class OneStep(GradientRule):
 
 def _may_be_recorded(cell: Map, problem: FixedPointProblem) -> bool:
     fixed = problem.refresh is None and not problem.trace
-    few = not problem.separable or len(sample_blocks(problem.start)) <= FEW_BLOCKS
+    few = not problem.separable or len(sample_blocks(problem.start)) <= MAX_MERGED_BLOCKS
     return fixed and few and needs_graph(cell, problem.context)
 
 
 class _LastStep:
-    """A problem whose steps are recorded, each in the place of the one before."""
+    """A problem that records the graph of its last step."""
 
     def __init__(self, cell: Map, problem: FixedPointProblem) -> None:
-        self.taken = problem.step
+        self.original_step = problem.step
         self.image: State | None = None
         simplified = problem.in_context(simplify(cell, problem.context))
         self.problem = replace(simplified, step=self.step, records_step=True)
 
     def step(self, state: State, context: Context) -> State:
-        self.image = None  # as large as the state, with all that its graph holds
+        self.image = None  # frees the previous image and its graph before the next evaluation
         with torch.enable_grad():
-            self.image = self.taken(state, context)
+            self.image = self.original_step(state, context)
         return map_state(lambda tensor: tensor.detach(), self.image)
 
     def state_at(self, solution: Solution) -> State | None:
-        """The state of a solution with the derivative of the last step, if that was near it."""
+        """Return the state of a solution with the graph of the last step.
+
+        Returns:
+            The state, or None if the last step did not cover the whole batch, or if some sample did
+            not converge.
+        """
         if self.image is None or batch_size(self.image) != batch_size(solution.state):
             return None
         pairs = zip(state_tensors(solution.state), state_tensors(self.image), strict=True)
@@ -124,13 +135,13 @@ class _LastStep:
         far = _norms(gaps) > solution.tolerance * _norms(state_tensors(solution.state))
         if bool((far | ~solution.converged).any()):
             return None
-        # Samples that had converged before the last step keep the state that they had then.
-        moved = iter(gaps)
-        return map_state(lambda image: image + next(moved), self.image)
+        # Samples that converged before the last step keep their state.
+        remaining_gaps = iter(gaps)
+        return map_state(lambda image: image + next(remaining_gaps), self.image)
 
 
 def _norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Of each sample, over all tensors of its state."""
+    """Return the norm of each sample over all tensors of its state."""
     squares = [tensor.flatten(1).square().sum(dim=1) for tensor in tensors]
     return torch.stack(squares).sum(dim=0).sqrt()
 
@@ -147,19 +158,23 @@ def _record_steps(cell: Map, solution: Solution, steps: int, damping: float) -> 
 
 @dataclass(frozen=True)
 class Unrolled(GradientRule):
-    """`steps` iterations y ← T(y; x), recorded by autograd (OptEq, Algorithm 1).
+    """The gradient of `steps` iterations y ← T(y; x), recorded by autograd (OptEq, Algorithm 1).
 
-    The output is the last iterate, in training and in evaluation alike. The iteration is the plain
-    one, unless the solver has a differentiable step of its own (a damped `Picard`, or `SAM`: the
-    paper's R†); its tolerance is used for the status, which is that of the point before the last.
-    **Approximate** as a gradient of the equilibrium (the error falls like q^steps), exact for the
-    iterate. Memory grows with `steps`; with `checkpoint=k` only every k-th iterate is kept and the
-    rest is recomputed in the backward pass.
+    The output is the last iterate, in training and in evaluation. The iteration is the plain one,
+    unless the solver has another differentiable step: a damped `Picard`, or `SAM` (R† of the
+    paper). The solver's tolerance decides the status, which is that of the second-to-last iterate.
+    **Approximate** as a gradient of the equilibrium (the error falls like q^steps), but exact for
+    the iterate. Memory grows with `steps`.
+
+    Args:
+        steps: Number of iterations.
+        checkpoint: Store only every `checkpoint`-th iterate and recompute the others in the
+            backward pass; None stores all.
 
     Examples:
         >>> x = torch.tensor([[1.0]], requires_grad=True)
-        >>> three = eq.Unrolled(steps=3)
-        >>> z = eq.fixed_point(lambda z, x: z / 2 + x, x, gradient=three, tolerance=0.2)
+        >>> rule = eq.Unrolled(steps=3)
+        >>> z = eq.fixed_point(lambda z, x: z / 2 + x, x, gradient=rule, tolerance=0.2)
         >>> torch.autograd.grad(z.sum(), x)  # 1 + ½ + ¼
         (tensor([[1.7500]]),)
     """

@@ -1,4 +1,4 @@
-"""What a gradient rule is, and what it needs of a cell."""
+"""Base class of gradient rules, and the part of a cell that they use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from equilibria.solvers.method import Method
 
 
 class Symmetry(Enum):
-    """What is known of the Jacobian J of the map, and so which backward solver is right.
+    """Known symmetry of the Jacobian J of the map, which selects the backward solver.
 
     Examples:
         >>> eq.EnergyCell(eq.Input(torch.eye(2))).symmetry.name  # in the inner product of σ′
@@ -27,12 +27,12 @@ class Symmetry(Enum):
     """
 
     NONE = "none"
-    """Nothing: GMRES."""
+    """No symmetry; solved by GMRES."""
     PLAIN = "plain"
-    """J = Jᵀ, as for OptEq in z-space: conjugate gradients."""
+    """J = Jᵀ, as for OptEq in z-space; solved by conjugate gradients."""
     WEIGHTED = "weighted"
-    """J = SH with H symmetric and S = σ′ diagonal, as for every energy: conjugate gradients in the
-    inner product weighted by S."""
+    """J = SH with H symmetric and S = σ′ diagonal, as for every energy; solved by conjugate
+    gradients in the inner product weighted by S."""
 
 
 class Linearization(NamedTuple):
@@ -43,8 +43,8 @@ class Linearization(NamedTuple):
     weight: State | None = None
     """S = σ′(d) ≥ 0, for `Symmetry.WEIGHTED`."""
     argument: State | None = None
-    """d, if T(y; x) = (1 − α) y + α σ(d(y; x)): its Jacobian H in y is symmetric, and all that a
-    gradient is asked for reaches T through it alone."""
+    """d, if T(y; x) = (1 − α) y + α σ(d(y; x)): its Jacobian H in y is symmetric, and T depends on
+    the inputs of the gradient only through d."""
 
 
 class Map(Protocol):
@@ -60,20 +60,20 @@ class Map(Protocol):
 
 
 class BackwardLog:
-    """The backward solves of one layer: how the last one went, and where the next may start."""
+    """The last backward solves of one layer, also used as warm starts."""
 
     def __init__(self, warned: set[str] | None = None) -> None:
         self.latest: LinearSolution | None = None
         self.warned = set() if warned is None else warned
-        """What was warned of, once for all twins of a layer."""
+        """Kinds of warnings already issued, shared by all twins of a layer."""
         self._solutions: dict[bool, Tensor] = {}
 
     def remember(self, solution: Tensor, *, transposed: bool) -> None:
-        """Keep the solution of a backward solve as the next warm start."""
+        """Store the solution of a backward solve as the next warm start."""
         self._solutions[transposed] = solution.detach()
 
     def start(self, rhs: Tensor, *, transposed: bool) -> Tensor | None:
-        """The last solution, if it fits the right-hand side."""
+        """Return the last solution if it fits the right-hand side, else None."""
         last = self._solutions.get(transposed)
         if last is None or last.shape != rhs.shape or last.device != rhs.device:
             return None
@@ -82,31 +82,36 @@ class BackwardLog:
 
 @dataclass(frozen=True)
 class Backward:
-    """What a forward pass leaves for its backward solves: the log, and who else is told.
+    """Reports backward solves to the log, the user, and an optional listener.
 
-    A failure warns once, or raises where the layer is strict: a wrong gradient is never silent.
+    A failed solve warns once, or raises an error if the layer is strict.
+
+    Args:
+        log: Log of the layer.
+        strict: Whether a failed solve raises `ConvergenceError`.
+        listener: Called with every backward solution, without its value.
     """
 
     log: BackwardLog = field(default_factory=BackwardLog)
     strict: bool = False
-    told: Callable[[LinearSolution], None] | None = None
+    listener: Callable[[LinearSolution], None] | None = None
 
-    def record(self, found: LinearSolution) -> None:
-        """Take in the facts of a solve, without its value, which is as large as u."""
-        facts = replace(found, value=found.value.new_empty(0))
+    def record(self, solution: LinearSolution) -> None:
+        """Record a solve, without its value, which is as large as the state."""
+        facts = replace(solution, value=solution.value.new_empty(0))
         self.log.latest = facts
-        if not bool(found.converged.all()):
+        if not bool(solution.converged.all()):
             if self.strict:
-                raise ConvergenceError(found.summary())
+                raise ConvergenceError(solution.summary())
             if "backward" not in self.log.warned:
                 self.log.warned.add("backward")
-                warn_caller(found.summary(), ConvergenceWarning)
-        if self.told is not None:
-            self.told(facts)
+                warn_caller(solution.summary(), ConvergenceWarning)
+        if self.listener is not None:
+            self.listener(facts)
 
 
 class GradientRule(ABC):
-    """How an equilibrium is differentiated; independent of the solver that finds it.
+    """Base class of rules for the gradient of an equilibrium; they work with any solver.
 
     Examples:
         >>> rule = eq.gradients.get_gradient("phantom", steps=5)
@@ -115,19 +120,29 @@ class GradientRule(ABC):
     """
 
     exact: ClassVar[bool]
-    """Whether the gradient is that of the equilibrium, up to the tolerances."""
+    """Whether the rule computes the gradient of the equilibrium, up to the tolerances."""
     from_zero: ClassVar[bool] = False
-    """Whether the iterations are differentiated, and so must start at a constant."""
+    """Whether the rule differentiates the iterations, which then must start at a constant."""
 
     @abstractmethod
     def equilibrium(
         self, cell: Map, problem: FixedPointProblem, solver: Method, backward: Backward
     ) -> tuple[State, Solution]:
-        """The equilibrium, attached to the graph of context and parameters, and its solve."""
+        """Compute the equilibrium, attached to the graph of the context and the parameters.
+
+        Args:
+            cell: Cell that defines the map.
+            problem: Problem to solve.
+            solver: Method that solves it.
+            backward: Receives the result of every backward solve.
+
+        Returns:
+            The equilibrium, and the solution without a graph.
+        """
 
 
 def needs_graph(cell: Map, context: Context) -> bool:
-    """Whether anything that the equilibrium depends on wants a gradient."""
+    """Return whether gradients are enabled and the context or a parameter requires one."""
     return torch.is_grad_enabled() and (
         any(tensor.requires_grad for tensor in context.tensors())
         or any(parameter.requires_grad for _, parameter in cell.named_parameters())

@@ -1,6 +1,6 @@
-"""Facts about a map that gradient rules use beyond its step: one function for each.
+"""Optional methods of a cell for gradient rules, with a default for each.
 
-Each function uses the method of that name if the cell has one, and else a correct default.
+Each function calls the method of that name if the cell has one, and otherwise uses the default.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from equilibria.gradients.base import Linearization, Map, Symmetry
 
 
 def described(cell: object, name: str) -> Any:
-    """Return the member of `cell` that describes its step under this name, or None.
+    """Return the member `name` of `cell` that describes its step, or None.
 
-    A cell whose `step` was replaced on the instance has none: its methods describe the step of its
-    class.
+    The result is None if `step` was replaced on the instance, because the other members describe
+    the step of the class.
     """
     return None if "step" in vars(cell) else getattr(cell, name, None)
 
@@ -23,11 +23,11 @@ def described(cell: object, name: str) -> Any:
 def linearize(cell: Map, state: State, context: Context) -> Linearization:
     """Evaluate T(y; x) for a backward solve, with S for `Symmetry.WEIGHTED`.
 
-    A cell may define `linearize(state, context)` where both come out of one evaluation.
+    A cell can define `linearize(state, context)` to compute both in one evaluation.
     """
-    own = described(cell, "linearize")
-    if own is not None:
-        return own(state, context)  # type: ignore[no-any-return]
+    method = described(cell, "linearize")
+    if method is not None:
+        return method(state, context)  # type: ignore[no-any-return]
     weighted = cell.symmetry is Symmetry.WEIGHTED
     weight = symmetry_weight(cell, state, context) if weighted else None
     return Linearization(cell.step(state, context), weight)
@@ -39,19 +39,19 @@ def symmetry_weight(cell: Map, state: State, context: Context) -> State:
     Raises:
         TypeError: If the cell has no `symmetry_weight(state, context)`.
     """
-    own = getattr(cell, "symmetry_weight", None)
-    if own is None:
+    method = getattr(cell, "symmetry_weight", None)
+    if method is None:
         raise TypeError(
-            f"{type(cell).__name__} states Symmetry.WEIGHTED without a symmetry_weight method: "
-            "define symmetry_weight(self, state, context), or state Symmetry.NONE"
+            f"{type(cell).__name__} declares Symmetry.WEIGHTED without a symmetry_weight method: "
+            "define symmetry_weight(self, state, context), or set symmetry = Symmetry.NONE"
         )
-    return own(state, context)  # type: ignore[no-any-return]
+    return method(state, context)  # type: ignore[no-any-return]
 
 
 def simplify(cell: Map, context: Context) -> Context:
-    """Return the context for approximate gradient rules; by default as it is.
+    """Return the context for approximate gradient rules; by default the same context.
 
-    A cell may define `simplify(context)` and detach what hardly changes a gradient.
+    A cell can define `simplify(context)` to detach tensors that hardly change the gradient.
     """
-    own = described(cell, "simplify")
-    return context if own is None else own(context)
+    method = described(cell, "simplify")
+    return context if method is None else method(context)

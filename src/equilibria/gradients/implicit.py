@@ -25,30 +25,32 @@ from equilibria.solvers.linear.gmres import gmres
 from equilibria.solvers.method import Method
 
 LARGEST_BASIS = 2**31
-"""Bytes beyond which GMRES's basis is not worth its memory: BiCGSTAB takes its place."""
+"""Largest basis of GMRES in bytes; larger problems use BiCGSTAB."""
 
-SHARE = 0.1
-"""Of the forward tolerance: how well a backward pass is solved that is tied to it."""
+RELATIVE_TOLERANCE = 0.1
+"""Default tolerance of the backward solve, in units of the forward tolerance."""
 
 LinearMethod = Literal["auto", "cg", "gmres", "bicgstab"]
 
 
 @dataclass(frozen=True)
 class Implicit(GradientRule):
-    """dy*/dθ = (I − J)⁻¹ ∂T/∂θ, by one linear solve (I − Jᵀ) u = ∂ℓ/∂y in the backward pass.
+    """The exact gradient dy*/dθ = (I − J)⁻¹ ∂T/∂θ, by one linear solve in the backward pass.
 
-    Exact up to the tolerances of both solves, in memory that does not grow with the iterations, and
-    to every order: the backward pass is itself differentiable. Where the cell states a symmetry the
-    linear solve is conjugate gradients (in the inner product weighted by σ′ for energies), which
-    falls back to GMRES where it breaks down; otherwise it is GMRES.
+    The system is (I − Jᵀ) u = ∂ℓ/∂y. The gradient is exact up to the tolerances of both solves, the
+    memory does not grow with the iterations, and derivatives of every order are supported. If the
+    cell declares a symmetry, the linear solver is conjugate gradients (for energies in the inner
+    product weighted by σ′), with GMRES as the fallback. Otherwise it is GMRES.
 
-    tolerance: relative residual of the linear solve; None ties it to the forward solve: a tenth of
-        its tolerance. No more digits are asked for than the numbers have: it is never taken
-        below their precision.
-    method: "auto" follows the cell's symmetry and the size of the batch. "bicgstab" needs 8 vectors
-        of memory in the place of GMRES's `restart` + 1, for more products with the Jacobian.
-    warm_start: start from the last backward solution if its shape fits. It pays where the same
-        samples are differentiated again and again, as in input optimization.
+    Args:
+        tolerance: Relative residual of the linear solve, at least the machine epsilon. None: a
+            tenth of the forward tolerance.
+        max_iterations: Largest number of products with the Jacobian.
+        method: "auto" follows the symmetry of the cell and the size of the batch. "bicgstab" stores
+            8 vectors, GMRES up to `restart` + 1, but needs more products with the Jacobian.
+        restart: Number of steps between two restarts of GMRES.
+        warm_start: Start from the last backward solution if its shape fits. Useful if the same
+            samples are differentiated repeatedly, as in input optimization.
 
     Examples:
         >>> x = torch.tensor([[1.0]], requires_grad=True)
@@ -100,16 +102,20 @@ class Implicit(GradientRule):
         return unflatten_state(solution.state, outputs), solution
 
     def tolerance_with(self, solver: Method) -> float:
-        """What the linear solve is solved to, where this solver solves forward."""
-        return SHARE * solver.tolerance if self.tolerance is None else self.tolerance
+        """Return the tolerance of the linear solve for a forward solver.
+
+        Args:
+            solver: Method of the forward solve.
+        """
+        return RELATIVE_TOLERANCE * solver.tolerance if self.tolerance is None else self.tolerance
 
     def _symmetry(self, cell: Map) -> Symmetry:
         if self.method in ("gmres", "bicgstab"):
             return Symmetry.NONE
         if self.method == "cg" and cell.symmetry is Symmetry.NONE:
             raise ValueError(
-                f"{type(cell).__name__} states no symmetry, which conjugate gradients need: "
-                "use Implicit(method='auto') or 'gmres'"
+                f"conjugate gradients need a cell with a symmetry, but {type(cell).__name__} "
+                "declares none: use Implicit(method='auto') or method='gmres'"
             )
         return cell.symmetry
 
@@ -124,10 +130,10 @@ class _LinearSolver:
     epsilon: float
 
     def solve(self, local: LocalStep, rhs: Tensor, *, transposed: bool) -> LinearSolution:
-        """The solution of one system, which its caller reports by `backward.record`."""
+        """Solve one system; the caller passes the result to `backward.record`."""
         if is_wrapped(rhs):
             raise NotImplementedError(
-                "the backward pass of an equilibrium takes one cotangent at a time: leave out "
+                "the backward pass of an equilibrium does not support batched gradients: remove "
                 "vectorize=True or is_grads_batched=True"
             )
         jacobian = local.transposed_product if transposed else local.product
@@ -143,7 +149,7 @@ class _LinearSolver:
             return vector - product(vector)
 
         symmetry = self.recipe.symmetry
-        # In the weighted case only I − Jᵀ is self-adjoint; I − J is met in second derivatives.
+        # In the weighted case only I − Jᵀ is self-adjoint; I − J occurs in second derivatives.
         adjoint = symmetry is Symmetry.PLAIN or (symmetry is Symmetry.WEIGHTED and transposed)
         return self._run(
             operator, product, rhs, weight, self_adjoint=adjoint, transposed=transposed
@@ -152,28 +158,30 @@ class _LinearSolver:
     def _solve_at_argument(
         self, jacobian: LinearMap, rhs: Tensor, weight: Tensor
     ) -> LinearSolution:
-        """Su of (I − HS) u = g: w = S^½u solves (I − S^½HS^½) w = S^½g, which is symmetric.
+        """Return Su for (I − HS) u = g: w = S^½u solves the symmetric (I − S^½HS^½) w = S^½g.
 
-        A product costs H and two passes, inner products are plain ones, and S^½w is all that a
-        pull-back through d needs. With r the residual of w, that of u = g + HS^½w is HS^½r.
+        A product costs one with H and two elementwise passes, inner products need no weight, and
+        the pull-back through d needs only S^½w. With r the residual of w, that of u = g + HS^½w is
+        HS^½r.
         """
         root = weight.sqrt()
-        # As for ReLU: S^½p = p for all p that are made of S^½g, and not of a start.
+        # If S is 0 or 1, as for ReLU, S^½p = p for all iterates p, unless there is a warm start.
         binary = not self.rule.warm_start and torch.equal(root, weight)
 
-        def curved(vector: Tensor) -> Tensor:
+        def hessian_product(vector: Tensor) -> Tensor:
             return jacobian(vector if binary else root * vector).to(vector.dtype)
 
         def operator(vector: Tensor) -> Tensor:
-            image = curved(vector)
-            # Where H is the identity the image may be the vector itself.
-            own = image.is_contiguous() and not _share_memory(image, vector)
-            return torch.addcmul(vector, root, image, value=-1, out=image if own else None)
+            image = hessian_product(vector)
+            # If H is the identity, the image may share its memory with the vector.
+            can_overwrite = image.is_contiguous() and not _share_memory(image, vector)
+            out = image if can_overwrite else None
+            return torch.addcmul(vector, root, image, value=-1, out=out)
 
         def product(vector: Tensor) -> Tensor:
-            return curved(vector) * root
+            return hessian_product(vector) * root
 
-        found = self._run(
+        solution = self._run(
             operator,
             product,
             rhs * root,
@@ -182,30 +190,36 @@ class _LinearSolver:
             transposed=True,
             relative_to=rhs,
         )
-        return replace(found, value=found.value * root)
+        return replace(solution, value=solution.value * root)
 
-    def pulled_back(
-        self, tensors: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[bool]
+    def pull_back(
+        self, tensors: Sequence[Tensor], gradients: Sequence[Tensor], needed: Sequence[bool]
     ) -> list[Tensor | None]:
-        """(∂T/∂θ)ᵀu of the saved tensors that are wanted, u the solution for these gradients.
+        """Return (∂T/∂θ)ᵀu for saved tensors, with u the solution for these gradients.
 
-        In blocks of samples, like the forward solve; what samples share is summed over them.
+        Solves in blocks of samples, like the forward pass. Gradients of tensors that the samples
+        share are summed over the blocks.
+
+        Args:
+            tensors: Saved tensors.
+            gradients: ∂ℓ/∂y.
+            needed: Which of the saved tensors need a gradient.
         """
         recipe = self.recipe
         state = recipe.state(tensors)
         blocks = sample_blocks(state) if recipe.separable else [slice(0, batch_size(state))]
         if len(blocks) == 1:
-            pulled, found = self._pulled_back(tensors, gradients, wanted)
-            self.backward.record(found)
+            pulled, solution = self._pull_back_block(tensors, gradients, needed)
+            self.backward.record(solution)
             return pulled
         per_sample = recipe.is_per_sample()
         totals: list[Tensor | None] = [None] * len(tensors)
         solutions = []
         for rows in blocks:
             pairs = zip(tensors, per_sample, strict=True)
-            block = [tensor[rows] if own else tensor for tensor, own in pairs]
-            pulled, found = self._pulled_back(block, [g[rows] for g in gradients], wanted)
-            solutions.append(found)
+            block = [tensor[rows] if has_rows else tensor for tensor, has_rows in pairs]
+            pulled, solution = self._pull_back_block(block, [g[rows] for g in gradients], needed)
+            solutions.append(solution)
             for i, piece in enumerate(pulled):
                 total = totals[i]
                 if piece is None:
@@ -219,16 +233,16 @@ class _LinearSolver:
         self.backward.record(_joined(solutions))
         return totals
 
-    def _pulled_back(
-        self, tensors: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[bool]
+    def _pull_back_block(
+        self, tensors: Sequence[Tensor], gradients: Sequence[Tensor], needed: Sequence[bool]
     ) -> tuple[list[Tensor | None], LinearSolution]:
-        """The same for one block, and how its solve went."""
+        """Return the gradients of one block, and its solution without the value."""
         recipe = self.recipe
         local = LocalStep(recipe, tensors, create_graph=False, through_argument=True)
         rhs = recipe.packing.pack(unflatten_state(recipe.state(tensors), gradients))
-        found = self.solve(local, rhs, transposed=True)
-        pulled = local.pull_back(_unpack(recipe, found.value, gradients), wanted)
-        return pulled, replace(found, value=found.value.new_empty(0))
+        solution = self.solve(local, rhs, transposed=True)
+        pulled = local.pull_back(_unpack(recipe, solution.value, gradients), needed)
+        return pulled, replace(solution, value=solution.value.new_empty(0))
 
     def _run(
         self,
@@ -241,15 +255,17 @@ class _LinearSolver:
         transposed: bool,
         relative_to: Tensor | None = None,
     ) -> LinearSolution:
-        """A u = g by the method that suits A = I − J, with a start from the solve before."""
+        """Solve A u = g, A = I − J, with a warm start if the rule has one."""
         log = self.backward.log
         start = log.start(rhs, transposed=transposed) if self.rule.warm_start else None
-        found = self._found(operator, jacobian, rhs, weight, start, self_adjoint, relative_to)
+        solution = self._choose_and_run(
+            operator, jacobian, rhs, weight, start, self_adjoint, relative_to
+        )
         if self.rule.warm_start:
-            log.remember(found.value, transposed=transposed)
-        return found
+            log.remember(solution.value, transposed=transposed)
+        return solution
 
-    def _found(
+    def _choose_and_run(
         self,
         operator: LinearMap,
         jacobian: LinearMap,
@@ -267,17 +283,17 @@ class _LinearSolver:
         }
         fallback = ""
         if self_adjoint:
-            found = conjugate_gradients(operator, rhs, weight, start=start, **limits)
-            if bool(found.converged.all()):
-                return found
-            start = found.value
-            fallback = f"{found.method}, then "
+            solution = conjugate_gradients(operator, rhs, weight, start=start, **limits)
+            if bool(solution.converged.all()):
+                return solution
+            start = solution.value
+            fallback = f"{solution.method}, then "
         if self.rule.method == "bicgstab" or self._basis_is_too_large(rhs):
             return bicgstab(operator, rhs, start=start, **limits)
-        found = gmres(
+        solution = gmres(
             operator, rhs, start=start, restart=self.rule.restart, jacobian=jacobian, **limits
         )
-        return replace(found, method=fallback + found.method)
+        return replace(solution, method=fallback + solution.method)
 
     def _basis_is_too_large(self, rhs: Tensor) -> bool:
         basis = rhs.numel() * rhs.element_size() * (self.rule.restart + 1)
@@ -287,14 +303,14 @@ class _LinearSolver:
 class _FixedPoint(torch.autograd.Function):
     """The identity on y*, with the derivative of y* = T(y*; θ).
 
-    Inputs: the equilibrium (values only), then θ = the context's tensors and the parameters.
+    The inputs are the equilibrium (values only), then θ: the context's tensors and the parameters.
     """
 
     @staticmethod
     def forward(ctx: Any, solver: _LinearSolver, *tensors: Tensor) -> tuple[Tensor, ...]:
         count = solver.recipe.state_count
-        # Copies, so that the outputs are the Function's own: saved as outputs they carry the
-        # dependence of y* on θ into second derivatives.
+        # Clones make these outputs of the Function; saved as outputs, they carry the dependence of
+        # y* on θ into second derivatives.
         outputs = tuple(tensor.clone() for tensor in tensors[:count])
         ctx.solver = solver
         ctx.save_for_backward(*outputs, *tensors[count:])
@@ -305,12 +321,12 @@ class _FixedPoint(torch.autograd.Function):
         solver: _LinearSolver = ctx.solver
         tensors = ctx.saved_tensors
         recipe = solver.recipe
-        wanted = [False] * recipe.state_count + list(ctx.needs_input_grad[1 + recipe.state_count :])
+        needed = [False] * recipe.state_count + list(ctx.needs_input_grad[1 + recipe.state_count :])
         if not torch.is_grad_enabled():
-            return None, *solver.pulled_back(tensors, gradients, wanted)
+            return None, *solver.pull_back(tensors, gradients, needed)
         local = LocalStep(recipe, tensors, create_graph=True)
         solution = _apply(_LinearSolve, solver, True, *gradients, *tensors)
-        return None, *local.pull_back(solution, wanted)
+        return None, *local.pull_back(solution, needed)
 
 
 class _LinearSolve(torch.autograd.Function):
@@ -340,7 +356,7 @@ class _LinearSolve(torch.autograd.Function):
         # With A u = g:  ∂ℓ/∂g = w := A⁻ᵀ ∂ℓ/∂u  and  ∂ℓ/∂(y, θ) = ∂⟨w, J⁽ᵀ⁾u⟩/∂(y, θ).
         adjoint = _apply(_LinearSolve, solver, not ctx.transposed, *gradients, *point)
         left, right = (solution, adjoint) if ctx.transposed else (adjoint, solution)
-        wanted = ctx.needs_input_grad[2 + count :]
+        needed = ctx.needs_input_grad[2 + count :]
         with torch.enable_grad():
             local = LocalStep(solver.recipe, point, create_graph=create_graph)
             pulled = torch.autograd.grad(
@@ -348,15 +364,15 @@ class _LinearSolve(torch.autograd.Function):
             )
             products = [(p * r).sum() for p, r in zip(pulled, right, strict=True)]
             bilinear = torch.stack(products).sum()
-            chosen = [x for x, want in zip(local.inputs, wanted, strict=True) if want]
-            found: tuple[Tensor | None, ...] = (None,) * len(chosen)
+            chosen = [x for x, is_needed in zip(local.inputs, needed, strict=True) if is_needed]
+            derivatives: tuple[Tensor | None, ...] = (None,) * len(chosen)
             if chosen and bilinear.requires_grad:
-                found = torch.autograd.grad(
+                derivatives = torch.autograd.grad(
                     bilinear, chosen, create_graph=create_graph, allow_unused=True
                 )
-        remaining = iter(found)
-        derivatives = [next(remaining) if want else None for want in wanted]
-        return None, None, *adjoint, *derivatives
+        remaining = iter(derivatives)
+        all_derivatives = [next(remaining) if is_needed else None for is_needed in needed]
+        return None, None, *adjoint, *all_derivatives
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: object) -> tuple[Tensor, ...]:
@@ -364,20 +380,20 @@ def _apply(function: type[torch.autograd.Function], *arguments: object) -> tuple
     return outputs
 
 
-def _share_memory(one: Tensor, other: Tensor) -> bool:
-    if one._is_zerotensor():  # autograd's zero, as of the slope of abs(y): it has no memory
+def _share_memory(a: Tensor, b: Tensor) -> bool:
+    if a._is_zerotensor():  # autograd's zero, for example the slope of abs(y), has no memory
         return True
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def _joined(solutions: Sequence[LinearSolution]) -> LinearSolution:
-    """The solves of several blocks as one, without their values."""
+    """Join the solutions of several blocks, without their values."""
     return replace(
-        max(solutions, key=lambda one: len(one.method)),
+        max(solutions, key=lambda solution: len(solution.method)),
         status=concatenated(solutions, "status"),
         residual=concatenated(solutions, "residual"),
         iterations=concatenated(solutions, "iterations"),
-        evaluations=max(one.evaluations for one in solutions),
+        evaluations=max(solution.evaluations for solution in solutions),
     )
 
 

@@ -1,4 +1,4 @@
-"""One step of the map at the equilibrium, with its Jacobian as products."""
+"""One step of the map at the equilibrium, with products with its Jacobian."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from equilibria.gradients.base import Linearization, Symmetry
 
 @dataclass(frozen=True)
 class StepRecipe:
-    """All that is needed to rebuild one step of the map from saved tensors in a backward pass.
+    """Data to rebuild one step of the map from saved tensors in a backward pass.
 
-    The saved tensors are the equilibrium's, the context's and the cell's parameters, in this order.
+    The saved tensors are those of the equilibrium, then of the context, then the parameters.
     """
 
     cell: nn.Module
@@ -44,12 +44,12 @@ class StepRecipe:
         return states[0] if self.packing.single else states
 
     def is_per_sample(self) -> list[bool]:
-        """For each saved tensor whether it has a row a sample."""
+        """Return for each saved tensor whether its first dimension is the batch."""
         states, parameters = [True] * self.state_count, [False] * len(self.parameter_names)
         return [*states, *self.context.is_per_sample(), *parameters]
 
     def linearize(self, tensors: Sequence[Tensor]) -> Linearization:
-        """T(y; θ) and S, the saved tensors in the places of the cell's own."""
+        """Return T(y; θ) and S, evaluated at the saved tensors."""
         count = self.state_count + len(self.context.tensors())
         context = self.context.replace(tensors[self.state_count : count])
         parameters = dict(zip(self.parameter_names, tensors[count:], strict=True))
@@ -64,7 +64,10 @@ class StepRecipe:
 
 
 def _has_replaced_methods(cell: nn.Module) -> bool:
-    """Whether a method was replaced by a function, which may hold the original and not its twin."""
+    """Return whether a method was replaced by a function, which may refer to the original module.
+
+    Such a module cannot be replaced by its twin.
+    """
     return any(
         isinstance(value, FunctionType) and hasattr(type(module), name)
         for module in cell.modules()
@@ -75,13 +78,16 @@ def _has_replaced_methods(cell: nn.Module) -> bool:
 class LocalStep:
     """T(y; θ) evaluated on a graph that is cut at y and θ.
 
-    The cut matters: the context depends on parameters that the step may also use directly, and a
-    derivative "with respect to θ" must not run on through the context into them. With
-    `create_graph` the cut points are new nodes (`view_as`) that stay attached to what is behind
-    them, so that the result can be differentiated again; otherwise they are detached leaves.
+    The cut is needed because the context depends on parameters that the step may also use directly:
+    a derivative with respect to θ must not continue through the context into them.
 
-    through_argument: where T = σ(d(y; θ)) is known to be made so, and for energies it is, take d in
-        the place of T: J is then its symmetric Jacobian H, and what is pulled back is Su.
+    Args:
+        recipe: How to evaluate the step.
+        tensors: Saved tensors.
+        create_graph: Whether the result can be differentiated again. The cut points are then new
+            nodes (`view_as`) attached to the graph behind them; otherwise they are detached leaves.
+        through_argument: If T = σ(d(y; θ)) with a known d, as for energies, differentiate d instead
+            of T. J is then the symmetric Jacobian H of d, and the cotangent is Su.
     """
 
     def __init__(
@@ -96,20 +102,20 @@ class LocalStep:
         self.create_graph = create_graph
         with torch.enable_grad():
             self.inputs = [_cut(tensor, create_graph) for tensor in tensors]
-            found = Linearization(*recipe.linearize(self.inputs))
-        weighted = recipe.symmetry is Symmetry.WEIGHTED and found.weight is not None
-        self.at_argument = weighted and through_argument and found.argument is not None
-        output = found.argument if self.at_argument else found.image
+            step = Linearization(*recipe.linearize(self.inputs))
+        weighted = recipe.symmetry is Symmetry.WEIGHTED and step.weight is not None
+        self.at_argument = weighted and through_argument and step.argument is not None
+        output = step.argument if self.at_argument else step.image
         assert output is not None
         self.outputs = state_tensors(output)
         self.states = self.inputs[: recipe.state_count]
         self.weight: Tensor | None = None
-        """S of the inner product in which I − Jᵀ is self-adjoint; None if it is plain."""
-        if weighted and found.weight is not None:
-            self.weight = recipe.packing.pack(found.weight).detach()
+        """S of the inner product in which I − Jᵀ is self-adjoint; None for the identity."""
+        if weighted and step.weight is not None:
+            self.weight = recipe.packing.pack(step.weight).detach()
 
     def transposed_product(self, flat: Tensor) -> Tensor:
-        """Jᵀv, packed."""
+        """Return Jᵀv, packed."""
         gradients = torch.autograd.grad(
             self.outputs,
             self.states,
@@ -120,7 +126,7 @@ class LocalStep:
         return self._pack(gradients)
 
     def product(self, flat: Tensor) -> Tensor:
-        """Jv, packed, as the derivative of the linear map u ↦ Jᵀu."""
+        """Return Jv, packed: the derivative of the linear map u ↦ Jᵀu."""
         with torch.enable_grad():
             probe = [torch.zeros_like(output, requires_grad=True) for output in self.outputs]
             images = torch.autograd.grad(
@@ -138,12 +144,12 @@ class LocalStep:
         return self._pack(gradients)
 
     def pull_back(
-        self, cotangents: Sequence[Tensor], wanted: Sequence[bool]
+        self, cotangents: Sequence[Tensor], needed: Sequence[bool]
     ) -> list[Tensor | None]:
-        """(∂T/∂θ)ᵀu for the inputs that are wanted, None for the others."""
-        chosen = [i for i, want in enumerate(wanted) if want]
+        """Return (∂T/∂θ)ᵀu for the inputs with `needed[i]`, None for the others."""
+        chosen = [i for i, is_needed in enumerate(needed) if is_needed]
         if not chosen:
-            return [None] * len(wanted)
+            return [None] * len(needed)
         gradients = torch.autograd.grad(
             self.outputs,
             [self.inputs[i] for i in chosen],
@@ -151,14 +157,14 @@ class LocalStep:
             create_graph=self.create_graph,
             allow_unused=True,
         )
-        result: list[Tensor | None] = [None] * len(wanted)
+        result: list[Tensor | None] = [None] * len(needed)
         for i, gradient in zip(chosen, gradients, strict=True):
             result[i] = gradient
         return result
 
     def _unpack(self, flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
         pieces = state_tensors(self.recipe.packing.unpack(flat))
-        return [piece.to(one.dtype) for piece, one in zip(pieces, like, strict=True)]
+        return [piece.to(tensor.dtype) for piece, tensor in zip(pieces, like, strict=True)]
 
     def _pack(self, tensors: Sequence[Tensor]) -> Tensor:
         return self.recipe.packing.pack(unflatten_state(self.recipe.state(tensors), tensors))

@@ -1,4 +1,4 @@
-"""Linear maps with an exact transpose, a rigorous bound of their norm, and control over it."""
+"""Linear operators with an exact transpose, a rigorous bound on their norm, and norm control."""
 
 from equilibria.operators.base import LinearOperator
 from equilibria.operators.compose import Compose, as_operator

@@ -1,4 +1,4 @@
-"""The contract of a linear map: apply it, transpose it, bound it."""
+"""Base class of linear operators: application, transpose, and norm bound."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from equilibria.operators.compose import Compose
 
 Shape = tuple[int, ...]
-"""The shape of one sample: without the batch dimension."""
+"""Shape of one sample, without the batch dimension."""
 
 Weights = tuple[Tensor, ...]
-"""The effective weights of an operator, as `LinearOperator.weights` returns them."""
+"""Effective weights of an operator, as returned by `LinearOperator.weights`."""
 
 
 class LinearOperator(nn.Module, ABC):
-    """A linear map A between batches of samples, with its exact transpose and a bound of its norm.
+    """Base class of linear maps A between batches, with their exact transpose and a norm bound.
 
-    Weights are separate from their application because a solver applies A and Aᵀ many times a
-    solve while the (norm-controlled) weights need computing once:
+    Weights are separate from their application, because a solver applies A and Aᵀ many times, but
+    the norm-controlled weights are computed once per solve:
 
         weights = A.weights(z.shape[1:])      # in the autograd graph
-        A(z, weights), A.adjoint(y, weights)  # every iteration
+        A(z, weights), A.adjoint(y, weights)  # in every iteration
 
-    A subclass implements the abstract methods, and sets `weight_count` to the length of what
+    A subclass implements the abstract methods and sets `weight_count` to the number of tensors that
     `weights` returns (0 for a map without parameters).
 
     Examples:
@@ -52,64 +52,104 @@ class LinearOperator(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        # Operators without parameters have no other trace of `.to(...)` and `.double()`.
+        # Records the device and type set by `.to(...)` for operators without parameters.
         self.register_buffer("_anchor", torch.empty(0), persistent=False)
         self._estimate_vectors: dict[Shape, Tensor] = {}
 
     @abstractmethod
     def output_shape(self, input_shape: Shape) -> Shape:
-        """The shape of A z for one sample; a ValueError where A does not take `input_shape`."""
+        """Return the shape of A z for one sample.
+
+        Args:
+            input_shape: Shape of z, without the batch dimension.
+
+        Raises:
+            ValueError: If A cannot be applied to this shape.
+        """
 
     @abstractmethod
     def input_shape(self, output_shape: Shape) -> Shape:
-        """The shape of Aᵀ y for one sample: the inverse of `output_shape`."""
+        """Return the shape of Aᵀ y for one sample, the inverse of `output_shape`.
+
+        Args:
+            output_shape: Shape of y, without the batch dimension.
+
+        Raises:
+            ValueError: If Aᵀ cannot be applied to this shape.
+        """
 
     @abstractmethod
     def norm_bound(self, input_shape: Shape) -> Tensor:
-        """A rigorous upper bound of ‖A‖₂ with its effective weights; differentiable."""
+        """Return a rigorous upper bound on ‖A‖₂ for the effective weights; differentiable.
+
+        Args:
+            input_shape: Shape of one sample.
+        """
 
     def row_norms(self, input_shape: Shape) -> Tensor:
-        """Upper bounds of the norms of A's rows, in a shape that meets that of an output."""
+        """Return upper bounds on the norms of the rows of A, broadcastable to an output.
+
+        Args:
+            input_shape: Shape of one sample.
+        """
         return self.norm_bound(input_shape)
 
     @property
     def norm_limit(self) -> float | None:
-        """A bound of the norm that holds by construction, without computing anything, or None."""
+        """Norm bound that holds for all parameters and needs no computation, or None."""
         return None
 
     @abstractmethod
     def _map(self, z: Tensor, weights: Weights) -> Tensor:
-        """A z, shapes already checked."""
+        """Return A z; the shapes are checked."""
 
     @abstractmethod
     def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
-        """Aᵀ y, shapes already checked."""
+        """Return Aᵀ y; the shapes are checked."""
 
     @property
     def bias_shape(self) -> Shape | None:
-        """The shape of one trainable offset a channel of the output; None if A has no say in it."""
+        """Shape of a bias with one entry per output channel; None if A does not define one."""
         return None
 
     def weights(self, input_shape: Shape | None = None) -> Weights:
-        """The effective weights for inputs of this shape, in the autograd graph."""
+        """Return the effective weights, in the autograd graph.
+
+        Args:
+            input_shape: Shape of one sample; needed if the norm control depends on it.
+        """
         return ()
 
     def forward(self, z: Tensor, weights: Weights | None = None) -> Tensor:
-        """A z."""
+        """Return A z.
+
+        Args:
+            z: Batch of inputs, shape (B, *input_shape).
+            weights: Result of `weights`; by default computed.
+        """
         shape = tuple(z.shape[1:])
         self.output_shape(shape)
         return self._map(z, self.weights(shape) if weights is None else weights)
 
     def adjoint(self, y: Tensor, weights: Weights | None = None) -> Tensor:
-        """Aᵀ y, the exact transpose: ⟨A z, y⟩ = ⟨z, Aᵀ y⟩."""
+        """Return Aᵀ y, the exact transpose: ⟨A z, y⟩ = ⟨z, Aᵀ y⟩.
+
+        Args:
+            y: Batch of outputs, shape (B, *output_shape).
+            weights: Result of `weights`; by default computed.
+        """
         shape = self.input_shape(tuple(y.shape[1:]))
         return self._map_adjoint(y, self.weights(shape) if weights is None else weights)
 
     def norm_estimate(self, input_shape: Shape, iterations: int = 20) -> Tensor:
-        """‖A v‖ after `iterations` steps of power iteration: a lower bound that rises to ‖A‖₂.
+        """Return ‖A v‖ after steps of power iteration: a lower bound that increases to ‖A‖₂.
 
-        The vector is kept for the next call (per shape, outside the state_dict and apart from the
-        one that norm control uses, so that asking for an estimate changes no model's output).
+        The vector v is stored per shape for the next call. It is not part of the state_dict and is
+        not shared with norm control, so the estimate does not change the outputs of a model.
+
+        Args:
+            input_shape: Shape of one sample.
+            iterations: Number of power steps.
         """
         shape = tuple(input_shape)
         self.output_shape(shape)
@@ -117,8 +157,8 @@ class LinearOperator(nn.Module, ABC):
         like = at_least_float32(next(chain(self.parameters(), self.buffers())))
         with graph_free(like):
             fixed = tuple(w.detach() for w in weights)
-            kept = self._estimate_vectors.get(shape)
-            start = seeded_vector((1, *shape), like) if kept is None else kept.to(like)
+            previous = self._estimate_vectors.get(shape)
+            start = seeded_vector((1, *shape), like) if previous is None else previous.to(like)
             vector = self._leading_vector(fixed, start, iterations)
             self._estimate_vectors[shape] = vector
         with full_precision(like):
@@ -133,22 +173,22 @@ class LinearOperator(nn.Module, ABC):
         )
 
     def _constant(self, value: float) -> Tensor:
-        """A scalar where the operator lives, in the dtype of norms."""
+        """Return a scalar on the device of the operator, in the type of norms."""
         return at_least_float32(self._anchor).new_tensor(value)
 
     @property
-    def T(self) -> LinearOperator:  # noqa: N802 - the name torch and numpy give the transpose
-        """The transpose as an operator of its own, sharing this one's parameters."""
+    def T(self) -> LinearOperator:  # noqa: N802 - named as in PyTorch and NumPy
+        """Transpose Aᵀ as an operator that shares the parameters of A."""
         from equilibria.operators.compose import Adjoint
 
         return Adjoint(self)
 
     def __matmul__(self, other: LinearOperator) -> Compose:
-        """A @ B: A after B."""
+        """Return the product A @ B, which applies B first."""
         if not isinstance(other, LinearOperator):
             raise TypeError(
-                f"A @ B composes two operators, but B is a {type(other).__name__}; "
-                "apply an operator by calling it: A(z)"
+                f"A @ B needs two operators, but B is a {type(other).__name__}; to apply an "
+                "operator to a tensor, call it: A(z)"
             )
         from equilibria.operators.compose import Compose
 
@@ -156,6 +196,6 @@ class LinearOperator(nn.Module, ABC):
 
 
 def shape_error(operator: LinearOperator, side: str, expected: str, actual: Shape) -> ValueError:
-    """The one wording for a wrong shape; `side` is "input" or "output"."""
-    got = ", ".join(["B", *map(str, actual)])
-    return ValueError(f"{operator}: expected an {side} of shape {expected}, got ({got})")
+    """Return the error for a wrong shape; `side` is "input" or "output"."""
+    shape = ", ".join(["B", *map(str, actual)])
+    return ValueError(f"{operator}: expected an {side} of shape {expected}, got ({shape})")

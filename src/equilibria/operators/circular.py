@@ -1,9 +1,9 @@
-"""Circular convolutions, which the Fourier transform turns into one small matrix a frequency.
+"""Circular convolutions, which the Fourier transform turns into one small matrix per frequency.
 
-The convolution y[n] = Σ_p K_p z[n + p − c], c the kernel's center and indices modulo the grid, is
-ŷ(ω) = K̂(ω) ẑ(ω) with the symbol K̂(ω) = Σ_p K_p e^{iω·(p−c)}. Transposes, products and inverses of
-such maps are those of their symbols. Symbols are kept for the half of the frequencies that real
-signals need, as (frequencies, out, in); `as_real` makes them tensors that a `Context` can carry.
+The convolution y[n] = Σ_p K_p z[n + p − c], with the kernel's center c and indices modulo the grid,
+is ŷ(ω) = K̂(ω) ẑ(ω) with the symbol K̂(ω) = Σ_p K_p e^{iω·(p−c)}. Transposes, products and inverses
+of such maps are those of their symbols. Symbols have shape (frequencies, out, in) and contain the
+half of the frequencies that real signals need; `as_real` converts them for a `Context`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from equilibria.operators.spectral import full_precision, graph_free
 
 
 def symbol(kernel: Tensor, grid: Grid) -> Tensor:
-    """K̂ of an (out, in, k, k) kernel with odd k, on the frequencies of a real transform."""
+    """Return K̂ of an (out, in, k, k) kernel with odd k, at the frequencies of a real transform."""
     taps = at_least_float32(kernel).flatten(2)
     omegas = conv_symbol.frequencies(grid, taps)
     axes = [
@@ -31,9 +31,9 @@ def symbol(kernel: Tensor, grid: Grid) -> Tensor:
 
 
 def apply(symbol: Tensor, z: Tensor) -> Tensor:
-    """The circular convolution of a batch of images, on the grid of the images."""
+    """Apply a circular convolution to a batch of images, on the grid of the images."""
     grid = (z.shape[2], z.shape[3])
-    if not len(z):  # some FFT libraries refuse an empty batch
+    if not len(z):  # some FFT libraries do not support an empty batch
         return z.new_zeros(0, symbol.shape[1], *grid)
     spectrum = torch.fft.rfft2(at_least_float32(z))
     mixed = symbol @ spectrum.flatten(2).permute(2, 1, 0)
@@ -43,9 +43,9 @@ def apply(symbol: Tensor, z: Tensor) -> Tensor:
 
 
 def subsampled_symbol(symbol: Tensor, grid: Grid, stride: int) -> Tensor:
-    """The symbol of S G Sᵀ, S keeping every `stride`-th pixel: it is circular on the coarser grid.
+    """Return the symbol of S G Sᵀ on the coarser grid, where S keeps every `stride`-th pixel.
 
-    Its kernel is G's own, at the multiples of the stride.
+    This map is circular too; its kernel is that of G at the multiples of the stride.
     """
     rows, columns = symbol.shape[1:]
     folded = symbol.permute(1, 2, 0).reshape(rows, columns, grid[0], grid[1] // 2 + 1)
@@ -55,32 +55,32 @@ def subsampled_symbol(symbol: Tensor, grid: Grid, stride: int) -> Tensor:
 
 
 def as_real(symbol: Tensor) -> Tensor:
-    """A symbol as a real tensor, its real and imaginary parts last."""
+    """Return a symbol as a real tensor, with real and imaginary parts in the last dimension."""
     return torch.view_as_real(symbol.resolve_conj().contiguous())
 
 
 def as_complex(stored: Tensor) -> Tensor:
-    """The symbol that `as_real` stored."""
+    """Return the symbol from the result of `as_real`."""
     return torch.view_as_complex(stored.contiguous())
 
 
 def transposed_kernel(kernel: Tensor) -> Tensor:
-    """The kernel of the transposed convolution."""
+    """Return the kernel of the transposed convolution."""
     return kernel.transpose(0, 1).flip(2, 3)
 
 
 def gram_kernel(kernel: Tensor) -> Tensor:
-    """The (in, in, 2k−1, 2k−1) kernel of KᵀK: Σ_p K_pᵀ K_{p+d} at lag d."""
+    """Return the (in, in, 2k−1, 2k−1) kernel of KᵀK: Σ_p K_pᵀ K_{p+d} at lag d."""
     maps = kernel.transpose(0, 1)
     height, width = kernel.shape[2:]
     return F.conv2d(maps, maps, padding=(height - 1, width - 1)).transpose(0, 1)
 
 
 def norm(kernel: Tensor, grid: Grid, stride: int = 1) -> Tensor:
-    """‖K‖ of the circular convolution with a stride that divides the grid; differentiable, exact.
+    """Return the exact norm of a circular convolution, with a stride that divides the grid.
 
-    Where the norm is attained at several frequencies the derivative is that of one of them; of the
-    zero kernel, zero.
+    It is differentiable. If several frequencies attain the norm, the derivative is that of one of
+    them; for the zero kernel it is zero.
     """
     precise = conv_symbol.polyphase(at_least_float32(kernel), stride)
     coarse = (grid[0] // stride, grid[1] // stride)
@@ -93,6 +93,6 @@ def norm(kernel: Tensor, grid: Grid, stride: int = 1) -> Tensor:
             top = spectral.top_singular(conv_symbol.symbol(fixed, frequency))
     with full_precision(precise):
         if not usable:
-            return (precise * 0).sum()  # NaN where the kernel is not finite
+            return (precise * 0).sum()  # NaN if the kernel is not finite
         matrix = conv_symbol.symbol(precise, frequency)
         return spectral.singular_value(lambda v: matrix @ v, lambda u: matrix.mH @ u, top)

@@ -1,4 +1,4 @@
-"""Operators made of other things: of operators (transpose, product), of tensors and modules."""
+"""Transposes and products of operators, and operators from tensors and modules."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from equilibria.operators.sparse import Sparse
 
 
 class Adjoint(LinearOperator):
-    """Aᵀ as an operator; it shares A's parameters and norm (‖Aᵀ‖ = ‖A‖).
+    """The transpose Aᵀ of an operator, which shares its parameters and norm bound.
+
+    Args:
+        operator: A.
 
     Examples:
         >>> A = eq.Dense(4, 3)
         >>> from equilibria.operators.compose import Adjoint
-        >>> Adjoint(A)(torch.ones(1, 3)).shape  # A.T is the same
+        >>> Adjoint(A)(torch.ones(1, 3)).shape  # the same as A.T
         torch.Size([1, 4])
     """
 
@@ -62,12 +65,15 @@ class Adjoint(LinearOperator):
 
 
 class Compose(LinearOperator):
-    """The product A₁ A₂ … Aₙ: the last operator is applied first, as in A @ B.
+    """Product A₁ A₂ … Aₙ of operators; the last one is applied first, as in A @ B.
 
-    Its bound is the product of the bounds, ‖A B‖ ≤ ‖A‖ ‖B‖. Products inside are flattened.
+    The norm bound is the product of the bounds, ‖A B‖ ≤ ‖A‖ ‖B‖. Nested products are flattened.
+
+    Args:
+        operators: The factors A₁, …, Aₙ, at least one.
 
     Examples:
-        >>> A = eq.Conv2d(3, 8, 3) @ eq.AveragePool(2)  # pools first
+        >>> A = eq.Conv2d(3, 8, 3) @ eq.AveragePool(2)  # applies the pooling first
         >>> A(torch.zeros(1, 3, 8, 8)).shape
         torch.Size([1, 8, 4, 4])
     """
@@ -75,13 +81,13 @@ class Compose(LinearOperator):
     def __init__(self, *operators: LinearOperator) -> None:
         super().__init__()
         if not operators:
-            raise ValueError("Compose needs at least one operator; the empty product is Identity()")
+            raise ValueError("Compose needs at least one operator; use Identity() for none")
         flat: list[LinearOperator] = []
         for operator in operators:
             if not isinstance(operator, LinearOperator):
                 raise TypeError(
-                    f"Compose takes operators, got a {type(operator).__name__}; "
-                    "as_operator(...) makes one of a tensor or a module"
+                    f"Compose needs operators, got a {type(operator).__name__}; convert a tensor "
+                    "or a module with as_operator(...)"
                 )
             flat.extend(operator.factors if isinstance(operator, Compose) else [operator])
         self.operators = nn.ModuleList(flat)
@@ -90,7 +96,7 @@ class Compose(LinearOperator):
 
     @property
     def factors(self) -> list[LinearOperator]:
-        """The operators as written: the last one is applied first."""
+        """Factors A₁, …, Aₙ; the last one is applied first."""
         return cast("list[LinearOperator]", list(self.operators))
 
     @property
@@ -99,13 +105,17 @@ class Compose(LinearOperator):
         return next((shape for shape in known if shape is not None), None)
 
     def weights(self, input_shape: Shape | None = None) -> Weights:
-        """The factors' weights one after the other, in the order in which they are applied."""
-        gathered: list[Tensor] = []
+        """Return the weights of all factors, in the order of their application.
+
+        Args:
+            input_shape: Shape of one sample; needed if the norm control of a factor depends on it.
+        """
+        weights: list[Tensor] = []
         shape = input_shape
         for operator in reversed(self.factors):
-            gathered.extend(operator.weights(shape))
+            weights.extend(operator.weights(shape))
             shape = None if shape is None else operator.output_shape(shape)
-        return tuple(gathered)
+        return tuple(weights)
 
     def output_shape(self, input_shape: Shape) -> Shape:
         shape = tuple(input_shape)
@@ -133,19 +143,19 @@ class Compose(LinearOperator):
         return functools.reduce(torch.mul, bounds)
 
     def row_norms(self, input_shape: Shape) -> Tensor:
-        """Those of the factor that is applied last, times the norms of the others."""
-        last, *others = self.factors
+        """Return the row norms of A₁, times the norm bounds of the other factors."""
+        first, *others = self.factors
         if not others:
-            return last.row_norms(input_shape)
+            return first.row_norms(input_shape)
         inner = Compose(*others)
-        return last.row_norms(inner.output_shape(input_shape)) * inner.norm_bound(input_shape)
+        return first.row_norms(inner.output_shape(input_shape)) * inner.norm_bound(input_shape)
 
     def _split(self, weights: Weights) -> list[tuple[LinearOperator, Weights]]:
-        """Each factor with its own weights, in the order in which they are applied."""
+        """Return each factor with its weights, in the order of their application."""
         if len(weights) != self.weight_count:
             raise ValueError(
-                f"the product has {self.weight_count} weights, got {len(weights)}; "
-                "pass what its weights() returned"
+                f"the product has {self.weight_count} weights, got {len(weights)}; pass the result "
+                "of its method weights()"
             )
         pairs, begin = [], 0
         for operator in reversed(self.factors):
@@ -155,26 +165,35 @@ class Compose(LinearOperator):
         return pairs
 
     def _map(self, z: Tensor, weights: Weights) -> Tensor:
-        for operator, own in self._split(weights):
-            z = operator(z, own)
+        for operator, factor_weights in self._split(weights):
+            z = operator(z, factor_weights)
         return z
 
     def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
-        for operator, own in reversed(self._split(weights)):
-            y = operator.adjoint(y, own)
+        for operator, factor_weights in reversed(self._split(weights)):
+            y = operator.adjoint(y, factor_weights)
         return y
 
 
 OperatorLike = LinearOperator | nn.Module | Tensor
-"""What `as_operator` makes an operator of."""
+"""Types that `as_operator` accepts."""
 
 
 def as_operator(obj: object) -> LinearOperator:
-    """The operator that `obj` stands for.
+    """Convert a tensor or a module to a linear operator.
 
-    Accepts an operator (returned as it is), a tensor of shape (out, in), (out, in, k) or
-    (out, in, k, k), a sparse matrix, and nn.Linear, nn.Conv1d or nn.Conv2d without bias. Parameters
-    stay shared and trainable; plain tensors become constants.
+    Parameters are shared and remain trainable; plain tensors become constants.
+
+    Args:
+        obj: An operator, which is returned unchanged; a tensor of shape (out, in), (out, in, k) or
+            (out, in, k, k); a sparse matrix; or nn.Linear, nn.Conv1d or nn.Conv2d without bias.
+
+    Returns:
+        The operator.
+
+    Raises:
+        TypeError: If `obj` has another type or shape.
+        ValueError: If a module has a bias or another unsupported option.
 
     Examples:
         >>> eq.operators.as_operator(torch.eye(3))(torch.ones(1, 3))
@@ -198,9 +217,9 @@ def as_operator(obj: object) -> LinearOperator:
         return _from_conv(obj)
     shape = f" of shape {tuple(obj.shape)}" if isinstance(obj, Tensor) else ""
     raise TypeError(
-        f"cannot make a linear operator of a {type(obj).__name__}{shape}; accepted are a "
+        f"cannot convert a {type(obj).__name__}{shape} to a linear operator; pass a "
         "LinearOperator, a tensor of shape (out, in), (out, in, k) or (out, in, k, k), a sparse "
-        "matrix, and nn.Linear, nn.Conv1d or nn.Conv2d without bias"
+        "matrix, or nn.Linear, nn.Conv1d or nn.Conv2d without bias"
     )
 
 
@@ -208,13 +227,13 @@ def _check_module(module: nn.Linear | nn.Conv1d | nn.Conv2d) -> None:
     name = type(module).__name__
     if module.bias is not None:
         raise ValueError(
-            f"nn.{name} has a bias, which a linear operator cannot hold: build it with bias=False; "
-            "the bias belongs to the input term, Input(U, bias=True)"
+            f"nn.{name} has a bias, so it is not linear: create it with bias=False and add the "
+            "bias to the input term, Input(U, bias=True)"
         )
     if parametrize.is_parametrized(module):
         raise ValueError(
-            f"nn.{name} is parametrized, and its weight is no parameter of its own; "
-            'use Dense, Conv1d or Conv2d, with norm="bound" to control the norm'
+            f"nn.{name} is parametrized, so its weight cannot be shared: use Dense, Conv1d or "
+            'Conv2d, with norm="bound" to control the norm'
         )
 
 
@@ -227,10 +246,12 @@ def _from_conv(conv: nn.Conv1d | nn.Conv2d) -> LinearOperator:
         "padding": conv.padding == "same" and any(k % 2 == 0 for k in conv.kernel_size),
     }
     if any(unsupported.values()):
-        found = ", ".join(f"{key}={getattr(conv, key)}" for key, bad in unsupported.items() if bad)
+        options = ", ".join(
+            f"{key}={getattr(conv, key)}" for key, is_wrong in unsupported.items() if is_wrong
+        )
         raise ValueError(
-            f"nn.{type(conv).__name__} with {found} is not supported: "
-            "only one group, no dilation, zero padding, and one stride for all directions"
+            f"nn.{type(conv).__name__} with {options} is not supported: use one group, no "
+            "dilation, zero padding, and the same stride in all directions"
         )
     padding: Shape | int | None
     if isinstance(conv.padding, str):

@@ -1,4 +1,4 @@
-"""Convolutions with zero padding, of sequences and of images."""
+"""Zero-padded convolutions of sequences and images."""
 
 from __future__ import annotations
 
@@ -13,36 +13,44 @@ from equilibria.operators import conv_symbol, spectral
 from equilibria.operators.base import Shape, Weights, shape_error
 from equilibria.operators.norm_control import (
     KernelOperator,
-    drawn_kernel,
-    given_kernel,
+    as_kernel,
     is_wrapped,
+    random_kernel,
 )
 
 Size = int | tuple[int, ...]
-"""One number for all directions, or one for each."""
+"""One number for all directions, or one per direction."""
 
 DENSE_LIMIT_WIDE_KERNEL = 1024
-"""The same limit (`spectral.DENSE_LIMIT`) where the kernel reaches over more than half of the map,
-and the symbol is loose."""
+"""Limit instead of `spectral.DENSE_LIMIT` for kernels that are wider than half of the map, for
+which the symbol gives a loose bound."""
 
 
 class _Maximum(NamedTuple):
-    """Where the bound is attained: a frequency, or (None) the matrix of the whole map."""
+    """Point that attains the bound: a frequency, or None for the matrix of the whole map."""
 
     frequency: Tensor | None
     top: spectral.TopSingular
 
 
 class Convolution(KernelOperator):
-    """What all zero-padded convolutions share: their geometry, and how they are bounded.
+    """Base class of zero-padded convolutions: geometry and norm bound.
 
-    A subclass says in how many directions it convolves, what its kernels, its channels and its
-    symbol are, and at which frequency that is largest. `padding=None` is "same" padding (k−1)//2.
-    Sizes must be multiples of the stride, so that the transpose knows the size of its output.
+    A subclass defines the directions, the kernels, the channels, the symbol, and the frequency at
+    which the symbol is largest. Sizes must be multiples of the stride, so that the transpose knows
+    the size of its output.
+
+    Args:
+        in_channels, out_channels: Number of channels.
+        kernel_size: Size of the kernel, for all directions or for each.
+        stride: Stride; the sizes of inputs must be divisible by it.
+        padding: Zero padding; by default (k − 1)//2 ("same").
+        norm: "bound", "estimate" or None, see `KernelOperator`.
+        zeta: Limit ζ on the norm.
     """
 
     axes: str
-    """The names of the directions, as messages have them: "HW" for images."""
+    """Names of the directions for messages, such as "HW"."""
 
     def __init__(
         self,
@@ -61,12 +69,12 @@ class Convolution(KernelOperator):
                 "channels and kernel size must be positive, "
                 f"got {in_channels} -> {out_channels}, {kernel_size}"
             )
-        kernels = self._drawn_kernels(in_channels, out_channels, size)
+        kernels = self._random_kernels(in_channels, out_channels, size)
         super().__init__(*kernels, norm=norm, zeta=zeta)
         self._set_geometry(stride, padding)
 
     @abstractmethod
-    def _drawn_kernels(
+    def _random_kernels(
         self, in_channels: int, out_channels: int, size: Shape
     ) -> tuple[nn.Parameter, ...]: ...
 
@@ -84,33 +92,36 @@ class Convolution(KernelOperator):
 
     @abstractmethod
     def _symbol(self, kernels: Weights, frequency: Tensor) -> Tensor:
-        """A matrix with out_channels rows and the symbol's singular values; differentiable."""
+        """Return a differentiable matrix of out_channels rows with the symbol's singular values."""
 
     @abstractmethod
     def _maximizing_frequency(
         self, kernels: Weights, grid: conv_symbol.Grid, near: Tensor | None = None
     ) -> Tensor:
-        """The frequency of the grid where the largest singular value of the symbol is largest.
+        """Return the frequency with the largest singular value of the symbol.
 
-        near: where it was when it was last looked for.
+        Args:
+            kernels: Kernels, scaled to unit size.
+            grid: Number of frequencies per direction.
+            near: Result of the last search on this grid.
         """
 
     def _set_geometry(self, stride: int, padding: Size | None) -> None:
         if not isinstance(stride, int) or stride < 1:
             raise ValueError(f"stride must be a positive integer, got {stride}")
         self.stride = stride
-        self._found_before: dict[conv_symbol.Grid, Tensor] = {}
+        self._last_maximum: dict[conv_symbol.Grid, Tensor] = {}
         same = tuple((k - 1) // 2 for k in self.kernel_size)
         self.padding = same if padding is None else self._each(padding)
         if min(self.padding) < 0:
             raise ValueError(f"padding must not be negative, got {padding}")
 
     def _each(self, size: Size) -> Shape:
-        """`size` in every direction."""
+        """Return the size in each direction."""
         sizes = (size,) * len(self.axes) if isinstance(size, int) else tuple(size)
         if len(sizes) != len(self.axes):
             raise ValueError(
-                f"{type(self).__name__} takes one size, or one for each of {', '.join(self.axes)}, "
+                f"{type(self).__name__} needs one size, or one for each of {', '.join(self.axes)}, "
                 f"got {size}"
             )
         return sizes
@@ -136,7 +147,7 @@ class Convolution(KernelOperator):
         fits = len(output_shape) == 1 + len(self.axes)
         sizes = self._input_sizes(output_shape[1:]) if fits else None
         if sizes is None or output_shape[0] != self.out_channels:
-            expected = f"{self._batch(self.out_channels)}, as the convolution gives"
+            expected = f"{self._batch(self.out_channels)}, the shape of an output"
             raise shape_error(self, "output", expected, output_shape)
         return (self.in_channels, *sizes)
 
@@ -161,7 +172,7 @@ class Convolution(KernelOperator):
         return tuple(result)
 
     def _input_sizes(self, sizes: Shape) -> Shape | None:
-        """The one multiple of the stride among the s sizes that give this output."""
+        """Return the multiple of the stride among the s input sizes with this output size."""
         result = []
         for m, k, p in zip(sizes, self.kernel_size, self.padding, strict=True):
             n = -(-((m - 1) * self.stride - 2 * p + k) // self.stride) * self.stride
@@ -176,7 +187,7 @@ class Convolution(KernelOperator):
 
     def _convolve_adjoint(self, y: Tensor, kernel: Tensor, groups: int = 1) -> Tensor:
         sizes = self._input_sizes(tuple(y.shape[2:]))
-        assert sizes is not None  # `adjoint` has checked
+        assert sizes is not None  # checked by `adjoint`
         extra = [
             n - ((m - 1) * self.stride - 2 * p + k)
             for n, m, k, p in zip(sizes, y.shape[2:], self.kernel_size, self.padding, strict=True)
@@ -198,16 +209,16 @@ class Convolution(KernelOperator):
         if self._prefers_matrix(input_shape, grid):
             return _Maximum(None, spectral.top_singular(self._matrix(kernels, input_shape)))
         wrapped = is_wrapped(*kernels)
-        near = None if wrapped else self._found_before.get(grid)
+        near = None if wrapped else self._last_maximum.get(grid)
         if near is not None:
             near = near.to(kernels[0])
         frequency = self._maximizing_frequency(kernels, grid, near)
         if not wrapped:
-            self._found_before[grid] = frequency
+            self._last_maximum[grid] = frequency
         return _Maximum(frequency, spectral.top_singular(self._symbol(kernels, frequency)))
 
-    def _bound_at(self, kernels: Weights, input_shape: Shape, found: Any) -> Tensor:
-        frequency, top = found
+    def _bound_at(self, kernels: Weights, input_shape: Shape, data: Any) -> Tensor:
+        frequency, top = data
         if frequency is None:
             shape = self.output_shape(input_shape)
             return spectral.singular_value(
@@ -219,7 +230,7 @@ class Convolution(KernelOperator):
         return spectral.singular_value(lambda v: matrix @ v, lambda u: matrix.mH @ u, top)
 
     def _prefers_matrix(self, input_shape: Shape, grid: conv_symbol.Grid) -> bool:
-        """Small maps, and those (1×1 above all) where the matrix is the cheaper of the two."""
+        """Return whether to use the matrix: the map is small, or the symbol is more expensive."""
         small, large = sorted((math.prod(input_shape), math.prod(self.output_shape(input_shape))))
         phases = self.stride ** len(self.axes)
         inner, outer = sorted((self.out_channels, self.in_channels * phases))
@@ -229,7 +240,7 @@ class Convolution(KernelOperator):
         return large <= limit or cheaper
 
     def _matrix(self, kernels: Weights, input_shape: Shape) -> Tensor:
-        """The matrix of the whole map, column by column."""
+        """Return the matrix of the whole map."""
         size, like = math.prod(input_shape), kernels[0]
         basis = torch.eye(size, device=like.device, dtype=like.dtype).view(size, *input_shape)
         return self._map(basis, kernels).flatten(1).mT
@@ -239,14 +250,14 @@ C = TypeVar("C", bound="PlainConvolution")
 
 
 class PlainConvolution(Convolution):
-    """W ∗ z with one kernel of shape (out, in, k, …)."""
+    """Base class of convolutions W ∗ z with one kernel of shape (out, in, k, …)."""
 
     kernel: nn.Parameter
 
-    def _drawn_kernels(
+    def _random_kernels(
         self, in_channels: int, out_channels: int, size: Shape
     ) -> tuple[nn.Parameter, ...]:
-        return (drawn_kernel(out_channels, in_channels, *size),)
+        return (random_kernel(out_channels, in_channels, *size),)
 
     @classmethod
     def from_tensor(
@@ -257,10 +268,19 @@ class PlainConvolution(Convolution):
         norm: str | None = None,
         zeta: float = 0.95,
     ) -> C:
-        """The operator of this (out, in, k, …) kernel; an nn.Parameter stays shared, trainable."""
+        """Create the operator of a kernel.
+
+        Args:
+            kernel: W, shape (out, in, k, …). An nn.Parameter is shared and remains trainable; any
+                other tensor is a constant.
+            stride: Stride; the sizes of inputs must be divisible by it.
+            padding: Zero padding; by default (k − 1)//2 ("same").
+            norm: Norm control, see the class.
+            zeta: Limit ζ on the norm.
+        """
         operator = cls.__new__(cls)
-        given = given_kernel(kernel, 2 + len(cls.axes))
-        KernelOperator.__init__(operator, given, norm=norm, zeta=zeta)
+        parameter = as_kernel(kernel, 2 + len(cls.axes))
+        KernelOperator.__init__(operator, parameter, norm=norm, zeta=zeta)
         operator._set_geometry(stride, padding)
         return operator
 
@@ -283,7 +303,7 @@ class PlainConvolution(Convolution):
         return self._convolve_adjoint(y, weights[0])
 
     def row_norms(self, input_shape: Shape) -> Tensor:
-        """Of one kernel a channel; near the edge a part of it is used."""
+        """Return the norm of the kernel of each output channel; rows near the edge use a part."""
         (kernel,) = self.weights(input_shape)
         norms: Tensor = torch.linalg.vector_norm(kernel.flatten(1), dim=1)
         return norms.view(self.bias_shape)
@@ -299,9 +319,18 @@ class PlainConvolution(Convolution):
 
 
 class Conv1d(PlainConvolution):
-    """z ↦ W ∗ z on (C, T) samples, zero padded; the raw kernel is (out, in, k), no bias.
+    """Zero-padded convolution z ↦ W ∗ z on (C, T) samples; kernel (out, in, k), without bias.
 
-    The bound is that of `Conv2d` in one direction.
+    The norm bound is that of `Conv2d` in one direction.
+
+    Args:
+        in_channels, out_channels: Number of channels.
+        kernel_size: Length k of the kernel.
+        stride: Stride; the length of inputs must be divisible by it.
+        padding: Zero padding; by default (k − 1)//2 ("same").
+        norm: Norm control: "bound" guarantees ‖W‖ ≤ ζ, "estimate" approximates it by power
+            iteration, None disables it.
+        zeta: Limit ζ on the norm.
 
     Examples:
         >>> eq.Conv1d(2, 3, 5)(torch.zeros(1, 2, 20)).shape
@@ -312,11 +341,20 @@ class Conv1d(PlainConvolution):
 
 
 class Conv2d(PlainConvolution):
-    """z ↦ W ∗ z on (C, H, W) samples, zero padded; the raw kernel is (out, in, k, k), no bias.
+    """Zero-padded convolution z ↦ W ∗ z on (C, H, W) samples; kernel (out, in, k, k), without bias.
 
-    The bound is the largest singular value of the symbol (see `conv_symbol`): within 20 % of the
-    norm for maps of n ≥ 4 (k = 3), 8 (k = 5), and within 2-7 % from n = 12 on; small maps are
-    bounded exactly through their matrix.
+    The norm bound is the largest singular value of the symbol (see `conv_symbol`). It exceeds the
+    norm by at most 20 % for maps of side n ≥ 4 (k = 3) or n ≥ 8 (k = 5), and by 2 to 7 % for
+    n ≥ 12. For small maps it is computed from the matrix and exact.
+
+    Args:
+        in_channels, out_channels: Number of channels.
+        kernel_size: Side k of the kernel, or height and width.
+        stride: Stride; the height and width of inputs must be divisible by it.
+        padding: Zero padding; by default (k − 1)//2 ("same").
+        norm: Norm control: "bound" guarantees ‖W‖ ≤ ζ, "estimate" approximates it by power
+            iteration, None disables it.
+        zeta: Limit ζ on the norm.
 
     Examples:
         >>> W = eq.Conv2d(3, 8, 3, norm="bound", zeta=0.9)

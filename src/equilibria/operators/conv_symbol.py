@@ -1,15 +1,15 @@
-"""The norm of a zero-padded convolution, through its symbol.
+"""Bound on the norm of a zero-padded convolution by its symbol.
 
-A convolution of a map (in one direction, T, or in two, H × W) is a corner of the circular one on a
-larger grid, which the Fourier transform block-diagonalizes into K̂(ω) = Σ_p K_p e^{−iω·p}
-(out × in matrices). Hence
+A convolution of a map (in one direction, T, or in two, H × W) is a part of the circular convolution
+on a larger grid, which the Fourier transform block-diagonalizes into the (out × in) matrices
+K̂(ω) = Σ_p K_p e^{−iω·p}. Hence
 
-    ‖conv‖ ≤ max_ω σ₁(K̂(ω))        over the grid's frequencies ω.
+    ‖conv‖ ≤ max_ω σ₁(K̂(ω))        over the frequencies ω of the grid.
 
-A stride s is no special case: sorting the pixels by their position modulo s (a permutation) turns
-the kernel into its s² polyphase components (s in one direction), stacked as input channels of a
-stride-1 convolution of size ⌈k/s⌉ on a grid s times coarser. This is the exact norm of the strided
-circular convolution, σ₁([K̂(ω₁) … K̂(ω_{s²})])/s over the s² aliases of each frequency.
+With a stride s, sorting the pixels by their position modulo s, which is a permutation, turns the
+kernel into its s² polyphase components (s in one direction). They are stacked as input channels of
+a stride-1 convolution of size ⌈k/s⌉ on a grid s times coarser. This gives the exact norm of the
+strided circular convolution, σ₁([K̂(ω₁) … K̂(ω_{s²})])/s over the s² aliases of each frequency.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from equilibria.operators.spectral import seeded_vector
 
 Grid = tuple[int, ...]
-"""Points in each direction of a map."""
+"""Number of points in each direction of a map."""
 
 Convolve = Callable[..., Tensor]
 
@@ -32,17 +32,20 @@ CONVOLUTIONS: dict[int, tuple[Convolve, Convolve]] = {
     1: (F.conv1d, F.conv_transpose1d),
     2: (F.conv2d, F.conv_transpose2d),
 }
-"""torch's convolution and its transpose, by the number of directions."""
+"""PyTorch's convolution and its transpose, by the number of directions."""
 
 CHUNK_ELEMENTS = 2**20
-"""Gram matrices are built a chunk of frequencies at a time: 16 MB of complex64 a chunk."""
+"""Elements of the Gram matrices that are computed at once: 8 MB in complex64."""
 
 POWER_STEPS = 2
+"""Number of power steps that rank the matrices of a chunk."""
+
 FIRST_TRIES = 8
+"""Number of highest-ranked matrices whose eigenvalues are computed first."""
 
 
 def polyphase(kernel: Tensor, stride: int) -> Tensor:
-    """(out, in, k, k) → (out, in·s², ⌈k/s⌉, ⌈k/s⌉): the stride-1 kernel on the sorted pixels."""
+    """Return the stride-1 kernel on sorted pixels: (out, in, k, k) → (out, in·s², ⌈k/s⌉, ⌈k/s⌉)."""
     if stride == 1:
         return kernel
     out, channels, *sizes = kernel.shape
@@ -54,14 +57,14 @@ def polyphase(kernel: Tensor, stride: int) -> Tensor:
 
 
 def frequency_grid(size: Grid, kernel_size: Grid, padding: Grid, stride: int) -> Grid:
-    """How many frequencies a side, after `polyphase`.
+    """Return the number of frequencies per direction, after `polyphase`.
 
-    Before it, n + min(p, k−1) points are enough (and give a tighter bound on small maps than the
-    n+k−1 of the full convolution): output i reads inputs i−p … i−p+k−1, the outputs that exist
-    end at i = n+2p−k, and so what wraps around meets none of them.
+    Before it, n + min(p, k−1) points suffice, and give a tighter bound on small maps than the n+k−1
+    points of the full convolution: output i reads the inputs i−p … i−p+k−1, and the last output is
+    i = n+2p−k, so no output reads an input that wraps around.
 
-    Kernels that do not overlap (k ≤ s, the 1×1 kernel among them) have a constant symbol: one
-    frequency says it all.
+    Kernels that do not overlap (k ≤ s, for example 1×1) have a constant symbol, so one frequency is
+    enough.
     """
     return tuple(
         1 if k <= stride else math.ceil((n + min(p, k - 1)) / stride)
@@ -70,25 +73,25 @@ def frequency_grid(size: Grid, kernel_size: Grid, padding: Grid, stride: int) ->
 
 
 def frequency_count(grid: Grid) -> int:
-    """How many frequencies `frequencies` gives."""
+    """Return the number of rows of `frequencies`."""
     return math.prod(grid[:-1]) * (grid[-1] // 2 + 1)
 
 
 def frequencies(grid: Grid, like: Tensor) -> Tensor:
-    """The grid's frequencies, a row each; half of them: K is real, so K̂(−ω) = conj K̂(ω)."""
+    """Return half of the frequencies of a grid, one per row: K is real, so K̂(−ω) = conj K̂(ω)."""
     steps = like.new_tensor([2 * math.pi / points for points in grid])
     return _positions((*grid[:-1], grid[-1] // 2 + 1), like) * steps
 
 
 def symbol(kernel: Tensor, frequency: Tensor) -> Tensor:
-    """K̂(ω) = Σ_p K_p e^{−iω·p} at one frequency: (out, in), complex, differentiable in K."""
+    """Return K̂(ω) = Σ_p K_p e^{−iω·p} at one frequency: (out, in), complex, differentiable in K."""
     angles = _positions(kernel.shape[2:], frequency) @ frequency
     taps = kernel.flatten(2)
     return torch.complex(taps @ angles.cos(), -(taps @ angles.sin()))
 
 
 def power(kernel: Tensor, omegas: Tensor) -> Tensor:
-    """Σ_j |K̂_ij(ω)|² for every row i of the symbol and every frequency: (count, rows)."""
+    """Return Σ_j |K̂_ij(ω)|² for every frequency and every row i of the symbol: (count, rows)."""
     angles = omegas @ _positions(kernel.shape[2:], omegas).T
     taps = kernel.flatten(2).permute(2, 0, 1).flatten(1)
     squares = (angles.cos() @ taps).square() + (angles.sin() @ taps).square()
@@ -96,17 +99,20 @@ def power(kernel: Tensor, omegas: Tensor) -> Tensor:
 
 
 def maximizing_frequency(kernel: Tensor, grid: Grid, near: Tensor | None = None) -> Tensor:
-    """The frequency of the largest σ₁(K̂(ω)): the answer of the full search, for less.
+    """Return the frequency with the largest σ₁(K̂(ω)); the search is exact.
 
-    near: where it was before the kernel changed a little, which makes the search shorter, and its
-        answer no other.
+    Args:
+        kernel: Kernel after `polyphase`.
+        grid: Number of frequencies per direction.
+        near: Result for a similar kernel, which makes the search faster but does not change the
+            result.
     """
     lags, table = _autocorrelation(kernel)
     omegas = frequencies(grid, kernel)
     traces = torch.cos(omegas @ lags.T) @ table.diagonal(dim1=-2, dim2=-1).sum(-1)
     winner = screened_search(
         traces,
-        lambda some: _grams(omegas[some], lags, table),
+        lambda indices: _grams(omegas[indices], lags, table),
         table.shape[-1] ** 2,
         closest(omegas, near),
     )
@@ -114,7 +120,7 @@ def maximizing_frequency(kernel: Tensor, grid: Grid, near: Tensor | None = None)
 
 
 def closest(omegas: Tensor, near: Tensor | None) -> Tensor | None:
-    """Which of the frequencies it is."""
+    """Return the index of the frequency closest to `near`, or None if that is None."""
     return None if near is None else (omegas - near).abs().sum(dim=1).argmin()
 
 
@@ -124,19 +130,24 @@ def screened_search(
     elements: int,
     hint: Tensor | None = None,
 ) -> Tensor:
-    """The index of the positive semidefinite matrix G with the largest eigenvalue λ₁.
+    """Return the index of the positive semidefinite matrix G with the largest eigenvalue λ₁.
 
-    `traces` are theirs, `grams(indices)` makes some of them, at the price of that many `elements`
-    each. With `best` the largest eigenvalue found so far, a matrix is out as soon as tr G < best,
-    or best·I − G has a Cholesky factor (which proves λ₁(G) < best at a fraction of the price of
-    eigenvalues). `best` is good from the start: it begins at that of `hint`, or a few power steps
-    say which ones to try first. Of those that tie up to rounding the first index is taken, so that
-    the answer does not depend on where the search began.
+    With `best` the largest eigenvalue so far, a matrix is excluded if tr G < best, or if
+    best·I − G has a Cholesky factor, which proves λ₁(G) < best and is cheaper than eigenvalues.
+    `best` starts at the eigenvalue of `hint`; without a hint, a few power steps select the matrices
+    to try first. Among matrices that tie up to rounding the first index is returned, so that the
+    result does not depend on the hint.
+
+    Args:
+        traces: Traces of all matrices.
+        grams: Returns the matrices at some indices.
+        elements: Number of elements of a matrix, for the size of the chunks.
+        hint: Index of a matrix with a large eigenvalue.
     """
     traces, order = traces.sort(descending=True)
     slack = 8 * math.sqrt(elements) * torch.finfo(traces.dtype).eps
     best = traces.new_zeros(()) if hint is None else _largest(grams(hint[None])).amax()
-    names, values = [order[:1]], [traces.new_zeros(1)]
+    indices, values = [order[:1]], [traces.new_zeros(1)]
     step = max(1, CHUNK_ELEMENTS // elements)
     for begin in range(0, len(order), step):
         count = int((traces[begin : begin + step] >= best * (1 - slack)).sum())
@@ -147,28 +158,28 @@ def screened_search(
         tried = traces.new_zeros(0, dtype=torch.long)
         if hint is None:
             tried = _rayleigh(matrices).topk(min(FIRST_TRIES, count)).indices
-            names.append(chunk[tried])
+            indices.append(chunk[tried])
             values.append(_largest(matrices[tried]))
             best = torch.maximum(best, values[-1].amax())
         is_open = _not_below(matrices, best * (1 - slack))
         is_open[tried] = False
         open_cases = is_open.nonzero().squeeze(1)
         if len(open_cases):
-            names.append(chunk[open_cases])
+            indices.append(chunk[open_cases])
             values.append(_largest(matrices[open_cases]))
             best = torch.maximum(best, values[-1].amax())
     largest = torch.cat(values)
-    return torch.cat(names)[largest >= largest.amax() * (1 - slack)].amin()
+    return torch.cat(indices)[largest >= largest.amax() * (1 - slack)].amin()
 
 
 def _largest(grams: Tensor) -> Tensor:
-    """The largest eigenvalue of each."""
+    """Return the largest eigenvalue of each matrix."""
     eigenvalues: Tensor = torch.linalg.eigvalsh(grams)
     return eigenvalues[:, -1]
 
 
 def _rayleigh(grams: Tensor) -> Tensor:
-    """Lower bounds of the largest eigenvalues, by power steps from one fixed vector."""
+    """Return lower bounds on the largest eigenvalues, by power steps from a fixed vector."""
     vector = seeded_vector((grams.shape[-1], 1), grams.real).to(grams.dtype)
     vector = vector.expand(len(grams), -1, -1)
     for _ in range(POWER_STEPS):
@@ -180,7 +191,7 @@ def _rayleigh(grams: Tensor) -> Tensor:
 
 
 def _not_below(grams: Tensor, level: Tensor) -> Tensor:
-    """True where λ₁ < level is *not* proved by a Cholesky factor of level·I − G."""
+    """Return True where no Cholesky factor of level·I − G proves λ₁ < level."""
     shifted = -grams
     shifted.diagonal(dim1=-2, dim2=-1).add_(level)
     info: Tensor = torch.linalg.cholesky_ex(shifted).info
@@ -188,17 +199,17 @@ def _not_below(grams: Tensor, level: Tensor) -> Tensor:
 
 
 def _autocorrelation(kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """Lags d and matrices R_d = Σ_p K_{p+d} K_pᵀ, so that K̂K̂ᴴ(ω) = Σ_d R_d e^{−iω·d}.
+    """Return lags d and matrices R_d = Σ_p K_{p+d} K_pᵀ, so that K̂K̂ᴴ(ω) = Σ_d R_d e^{−iω·d}.
 
-    The Gram matrix of every frequency then costs (2k−1)² multiples of small matrices and never a
-    product over the larger channel count. The smaller Gram matrix is taken (K̂ᴴK̂ is the Gram
-    matrix of the kernel with its channels swapped, up to conjugation, which changes no eigenvalue).
+    The Gram matrix of each frequency then is a sum of (2k−1)² small matrices, without a product
+    over the larger channel count. The smaller Gram matrix is used: K̂ᴴK̂ is, up to conjugation, the
+    Gram matrix of the kernel with swapped channels and has the same nonzero eigenvalues.
     """
     if kernel.shape[0] > kernel.shape[1]:
         kernel = kernel.transpose(0, 1)
     sizes = kernel.shape[2:]
     reach = [k - 1 for k in sizes]
-    # Correlating K with itself: its output channels act as batch on one side, as filters on the
+    # Correlate K with itself: the output channels are the batch on one side and the filters on the
     # other. Position (k−1) of the result is lag zero.
     convolve, _ = CONVOLUTIONS[len(sizes)]
     table = convolve(kernel, kernel, padding=reach).flatten(2).permute(2, 0, 1)
@@ -207,7 +218,7 @@ def _autocorrelation(kernel: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _grams(omegas: Tensor, lags: Tensor, table: Tensor) -> Tensor:
-    """Σ_d R_d e^{−iω·d} for each ω, up to conjugation: (count, m, m), Hermitian."""
+    """Return Σ_d R_d e^{−iω·d} for each ω, up to conjugation: (count, m, m), Hermitian."""
     angles = omegas @ lags.T
     flat = table.flatten(1)
     real, imaginary = angles.cos() @ flat, angles.sin() @ flat
@@ -215,6 +226,6 @@ def _grams(omegas: Tensor, lags: Tensor, table: Tensor) -> Tensor:
 
 
 def _positions(size: Sequence[int], like: Tensor) -> Tensor:
-    """The points of a grid, a row each."""
+    """Return the points of a grid, one per row."""
     axes = [torch.arange(n, device=like.device, dtype=like.dtype) for n in size]
     return torch.cartesian_prod(*axes).view(-1, len(axes))

@@ -1,4 +1,4 @@
-"""Matrices."""
+"""Dense matrices."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ from torch.nn import functional as F
 
 from equilibria.operators import spectral
 from equilibria.operators.base import Shape, Weights, shape_error
-from equilibria.operators.norm_control import KernelOperator, drawn_kernel, given_kernel
+from equilibria.operators.norm_control import KernelOperator, as_kernel, random_kernel
 
 
 class Dense(KernelOperator):
-    """z ↦ W z along the last axis of a sample; the raw kernel has shape (out, in), and no bias.
+    """Dense matrix W of shape (out, in), applied along the last axis: z ↦ W z, without bias.
 
-    A sample is a vector, or has other axes before: time steps, nodes. Its bound is the spectral
-    norm itself.
+    A sample is a vector, or has more axes before the last, such as time steps or nodes. The norm
+    bound is the spectral norm, which is exact.
+
+    Args:
+        in_features, out_features: Length of the last axis of inputs and outputs.
+        norm: Norm control: "bound" guarantees ‖W‖ ≤ ζ, "estimate" approximates it by power
+            iteration, None disables it.
+        zeta: Limit ζ on the norm.
 
     Examples:
         >>> W = eq.Dense(4, 3, norm="bound", zeta=0.5)
@@ -33,14 +39,24 @@ class Dense(KernelOperator):
         self, in_features: int, out_features: int, *, norm: str | None = None, zeta: float = 0.95
     ) -> None:
         if min(in_features, out_features) < 1:
-            raise ValueError(f"a matrix needs positive sizes, got {in_features} -> {out_features}")
-        super().__init__(drawn_kernel(out_features, in_features), norm=norm, zeta=zeta)
+            raise ValueError(
+                "in_features and out_features must be positive, got "
+                f"{in_features} and {out_features}"
+            )
+        super().__init__(random_kernel(out_features, in_features), norm=norm, zeta=zeta)
 
     @classmethod
     def from_tensor(cls, matrix: Tensor, norm: str | None = None, zeta: float = 0.95) -> Dense:
-        """The operator of this (out, in) matrix; an nn.Parameter stays shared and trainable."""
+        """Create the operator of a matrix.
+
+        Args:
+            matrix: W, shape (out, in). An nn.Parameter is shared and remains trainable; any other
+                tensor is a constant.
+            norm: Norm control, see the class.
+            zeta: Limit ζ on the norm.
+        """
         operator = cls.__new__(cls)
-        KernelOperator.__init__(operator, given_kernel(matrix, 2), norm=norm, zeta=zeta)
+        KernelOperator.__init__(operator, as_kernel(matrix, 2), norm=norm, zeta=zeta)
         return operator
 
     @property
@@ -59,7 +75,7 @@ class Dense(KernelOperator):
 
     @property
     def weight(self) -> Tensor:
-        """The effective matrix W."""
+        """Effective matrix W, after norm control."""
         return self.weights()[0]
 
     def extra_repr(self) -> str:
@@ -93,6 +109,6 @@ class Dense(KernelOperator):
     def _search(self, kernels: Weights, input_shape: Shape) -> spectral.TopSingular:
         return spectral.top_singular(kernels[0])
 
-    def _bound_at(self, kernels: Weights, input_shape: Shape, found: Any) -> Tensor:
+    def _bound_at(self, kernels: Weights, input_shape: Shape, data: Any) -> Tensor:
         (kernel,) = kernels
-        return spectral.singular_value(lambda v: kernel @ v, lambda u: kernel.mT @ u, found)
+        return spectral.singular_value(lambda v: kernel @ v, lambda u: kernel.mT @ u, data)

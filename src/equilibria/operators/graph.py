@@ -1,8 +1,8 @@
-"""Graphs: convolutions of node features, and differences along edges.
+"""Operators on graphs: convolutions of node features, and differences along edges.
 
-A graph is an `edge_index` as PyTorch Geometric has it, integers (2, E): edge e leads from node
-edge_index[0, e] to edge_index[1, e], and an undirected one is listed in both directions. A sample
-is the features of all nodes, (N, F); one graph alone is a batch of one, `x[None]`.
+A graph is an `edge_index` as in PyTorch Geometric, integers of shape (2, E): edge e leads from node
+edge_index[0, e] to edge_index[1, e]; undirected edges are listed in both directions. A sample
+contains the features of all nodes, shape (N, F); a single graph is a batch of one, `x[None]`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from equilibria.operators.sparse import Sparse
 
 
 class Adjacency(Sparse):
-    """D_in^{−½} A D_out^{−½}, the normalized adjacency matrix of a graph: its norm is 1.
+    """Normalized adjacency matrix D_in^{−½} A D_out^{−½} of a graph; its norm is 1.
 
-    A_ij is the weight of the edge from j to i, D_in and D_out hold the sums of its rows and
-    columns. For non-negative weights Σ_ij A_ij u_i v_j/√(D_i D_j) ≤ ‖u‖‖v‖, by Cauchy and Schwarz.
+    A_ij is the weight of the edge from j to i; D_in and D_out contain the sums of its rows and
+    columns. For non-negative weights Σ_ij A_ij u_i v_j/√(D_i D_j) ≤ ‖u‖‖v‖ by Cauchy-Schwarz.
 
-    nodes: how many there are; by default as many as the edges name.
-    edge_weight: a non-negative number an edge, (E,); ones by default.
-    self_loops: add an edge of weight 1 from every node to itself (Kipf and Welling's Ã).
+    Args:
+        edge_index: Edges, integers of shape (2, E).
+        nodes: Number of nodes; by default the largest index in `edge_index` plus 1.
+        edge_weight: Non-negative weight per edge, shape (E,); by default ones.
+        self_loops: Whether to add an edge of weight 1 from every node to itself (Ã of Kipf and
+            Welling).
 
     Examples:
-        >>> edges = torch.tensor([[0, 1], [1, 2]])  # from 0 to 1, from 1 to 2
+        >>> edges = torch.tensor([[0, 1], [1, 2]])  # from 0 to 1 and from 1 to 2
         >>> A = eq.operators.Adjacency(edges, self_loops=False)
         >>> A(torch.tensor([[1.0, 10.0, 100.0]]))
         tensor([[ 0.0000,  1.0000, 10.0000]])
@@ -63,11 +66,20 @@ class Adjacency(Sparse):
 
 
 class GraphConv(Compose):
-    """Z ↦ Â Z Wᵀ on node features (N, F): the graph convolution of Kipf and Welling, without bias.
+    """Graph convolution Z ↦ Â Z Wᵀ of Kipf and Welling on node features (N, F), without bias.
 
-    Â is the normalized `Adjacency`, W a `Dense(in_features, out_features)` whose norm is that of
-    the whole, ‖Â ⊗ W‖ = ‖Â‖‖W‖ = ‖W‖, controlled by `norm` and `zeta` as ever. Called with the
-    features (N, F) of one graph it gives those of one graph.
+    Â is the normalized `Adjacency`, W a `Dense` matrix. The norm is that of W: ‖Â ⊗ W‖ = ‖W‖. Also
+    accepts the features (N, F) of a single graph, without a batch dimension.
+
+    Args:
+        edge_index: Edges, integers of shape (2, E).
+        in_features, out_features: Number of features per node.
+        nodes: Number of nodes; by default the largest index in `edge_index` plus 1.
+        edge_weight: Non-negative weight per edge, shape (E,); by default ones.
+        self_loops: Whether to add an edge of weight 1 from every node to itself.
+        norm: Norm control of W: "bound" guarantees ‖W‖ ≤ ζ, "estimate" approximates it by power
+            iteration, None disables it.
+        zeta: Limit ζ on the norm.
 
     Examples:
         >>> edges = torch.tensor([[0, 1], [1, 2]])
@@ -91,7 +103,7 @@ class GraphConv(Compose):
         adjacency = Adjacency(
             edge_index, nodes=nodes, edge_weight=edge_weight, self_loops=self_loops
         )
-        # They commute: the narrower features travel along the edges.
+        # Both orders give the same result; it is cheaper to move the narrower features.
         narrow_first = in_features <= out_features
         super().__init__(*((dense, adjacency) if narrow_first else (adjacency, dense)))
         self.nodes = adjacency.in_size
@@ -101,7 +113,7 @@ class GraphConv(Compose):
         return f"GraphConv({self.in_features}, {self.out_features}, nodes={self.nodes})"
 
     def _expected(self, features: int) -> str:
-        return f"(B, {self.nodes}, {features}) (one graph is a batch of one, x[None])"
+        return f"(B, {self.nodes}, {features}) (for a single graph, pass x[None])"
 
     def output_shape(self, input_shape: Shape) -> Shape:
         if tuple(input_shape) != (self.nodes, self.in_features):
@@ -121,14 +133,17 @@ class GraphConv(Compose):
 
 
 class Incidence(Sparse):
-    """D, the gradient on a graph: (Dy)_e = √w_e (y_i − y_j) for every edge e = {i, j}.
+    """Gradient D on a graph: (Dy)_e = √w_e (y_i − y_j) for every edge e = {i, j}.
 
-    DᵀD is the Laplacian, so that `-Quadratic(D.T)` is the energy ½‖Dy‖² = ½ Σ_e w_e ‖y_i − y_j‖².
-    An edge that is listed in both directions is one edge, with the larger of its weights; loops
-    have no gradient and are left out.
+    DᵀD is the Laplacian, so `-Quadratic(D.T)` is the energy ½‖Dy‖² = ½ Σ_e w_e ‖y_i − y_j‖². An
+    edge that is listed in both directions counts once, with the larger weight. Loops are ignored.
 
-    normalized: y_i/√d_i in the place of y_i, d_i the sum of the weights at i: DᵀD is then the
-        normalized Laplacian, and ‖D‖ ≤ √2.
+    Args:
+        edge_index: Edges, integers of shape (2, E).
+        nodes: Number of nodes; by default the largest index in `edge_index` plus 1.
+        edge_weight: Non-negative weight per edge, shape (E,); by default ones.
+        normalized: Whether to use y_i/√d_i instead of y_i, where d_i is the sum of the weights at
+            node i. DᵀD is then the normalized Laplacian, and ‖D‖ ≤ √2.
 
     Examples:
         >>> edges = torch.tensor([[0, 1], [1, 2]])  # a path of three nodes
@@ -147,7 +162,7 @@ class Incidence(Sparse):
         matrix = _matrix(edge_index, nodes, edge_weight)
         ends, weights = _undirected(matrix)
         if not len(weights):
-            raise ValueError("a gradient needs at least one edge between two nodes")
+            raise ValueError("edge_index must contain at least one edge between two nodes")
         slopes = weights.sqrt().expand(2, -1)
         if normalized:
             degrees = _sums(ends.flatten(), weights.double().repeat(2), len(matrix))[ends]
@@ -167,26 +182,26 @@ class Incidence(Sparse):
 
 
 def _matrix(edge_index: Tensor, nodes: int | None, edge_weight: Tensor | None) -> Tensor:
-    """A, checked: A_ij is the weight of the edge from j to i."""
+    """Return A after checks; A_ij is the weight of the edge from j to i."""
     if edge_index.dim() != 2 or len(edge_index) != 2 or edge_index.is_floating_point():
         raise ValueError(
-            "edge_index must hold integers of shape (2, edges), got "
+            "edge_index must contain integers of shape (2, edges), got "
             f"{edge_index.dtype} of shape {tuple(edge_index.shape)}"
         )
-    named = int(edge_index.amax()) + 1 if edge_index.numel() else 0
-    nodes = named if nodes is None else nodes
-    if nodes < max(named, 1) or (edge_index.numel() and int(edge_index.amin()) < 0):
-        raise ValueError(f"edge_index names nodes that are not among 0 … {nodes - 1}")
+    required = int(edge_index.amax()) + 1 if edge_index.numel() else 0
+    nodes = required if nodes is None else nodes
+    if nodes < max(required, 1) or (edge_index.numel() and int(edge_index.amin()) < 0):
+        raise ValueError(f"edge_index contains nodes outside of 0 … {nodes - 1}")
     count = edge_index.shape[1]
     if edge_weight is None:
         edge_weight = torch.ones(count, device=edge_index.device)
     if tuple(edge_weight.shape) != (count,) or not bool((edge_weight >= 0).all()):
-        raise ValueError(f"edge_weight must hold {count} numbers that are not negative")
+        raise ValueError(f"edge_weight must contain {count} numbers that are not negative")
     return _sparse(edge_index.long().flip(0), edge_weight.detach(), (nodes, nodes)).coalesce()
 
 
 def _undirected(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The ends (2, E) of every edge, i < j, and its weight: the larger one of both directions."""
+    """Return the ends i < j of every edge, shape (2, E), and its larger weight in any direction."""
     between = matrix.indices()[0] != matrix.indices()[1]
     ends, weights = matrix.indices()[:, between], matrix.values()[between]
     pairs, which = torch.unique(ends.sort(dim=0).values, dim=1, return_inverse=True)
@@ -194,17 +209,17 @@ def _undirected(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return pairs, larger
 
 
-def _sums(where: Tensor, values: Tensor, size: int) -> Tensor:
-    return values.new_zeros(size).index_add(0, where, values)
+def _sums(indices: Tensor, values: Tensor, size: int) -> Tensor:
+    return values.new_zeros(size).index_add(0, indices, values)
 
 
 def _inverse_root(sums: Tensor) -> Tensor:
-    """1/√s, and 0 where nothing was summed."""
+    """Return 1/√s where s > 0, else 0."""
     return torch.where(sums > 0, sums, torch.inf).rsqrt()
 
 
 def _rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rounded to a type, and towards zero: a norm that is 1 in exact numbers must not exceed it."""
+    """Round to a type, towards zero, so that a norm of 1 is not exceeded by rounding."""
     return (values * (1 - torch.finfo(dtype).eps)).to(dtype)
 
 

@@ -1,7 +1,7 @@
-"""Measurements of an image as operators: all of it, a lower resolution, some pixels, a blur.
+"""Measurements of images as operators: identity, average pooling, masks and blurs.
 
-Each says what restoration must know of it (`ImageMeasurement`). `AveragePool` is also the map
-between the resolutions of a multi-scale model.
+They provide the methods that restoration needs (`ImageMeasurement`). `AveragePool` also connects
+the resolutions of multi-scale models.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ WINDOW = 5
 
 
 class ImageMeasurement:
-    """What restoration must know of a measurement A of images `(B, C, H, W)`.
+    """Interface for restoration of a measurement A of images, shape (B, C, H, W).
 
-    A base class for linear operators. The methods have defaults for a map whose measured values are
-    an image of the same size; an operator overrides those that differ. `about` gives these methods
-    for any map of images.
+    A base class of linear operators. The defaults suit maps whose measured values are images of the
+    same size. `about` returns this interface for any map of images.
 
     Attributes:
         continues: Whether an image may be reflected beyond its edges before it is restored.
-        hides: Whether A leaves out pixels and keeps the others, so that these can be put back.
+        hides: Whether A removes some pixels and keeps the others unchanged.
         keeps_all: Whether A is the identity. The data term is then strongly convex.
-        scale: How many times finer the image is than what was measured, in each direction.
+        scale: Factor between the sides of the image and of the measured values.
 
     Examples:
         >>> isinstance(eq.operators.Blur(1.5), eq.operators.ImageMeasurement)
@@ -46,35 +45,70 @@ class ImageMeasurement:
     scale: int = 1
 
     def check(self, measured: Tensor) -> None:
-        """Raise a ValueError if an image cannot be restored from these measured values."""
+        """Check whether an image can be restored from measured values.
+
+        Args:
+            measured: Measured values, shape (B, C, h, w).
+
+        Raises:
+            ValueError: If it cannot.
+        """
 
     def part(self, rows: slice, columns: slice, size: tuple[int, int]) -> Any:
-        """Return A for a part of the measured values, given as slices of their `size` (H, W)."""
+        """Return A for a part of the measured values.
+
+        Args:
+            rows: Rows of the part.
+            columns: Columns of the part.
+            size: Height and width of all measured values.
+        """
         return self
 
     def reflected(self, margin: int, like: Tensor) -> Any:
-        """Return A for measured values `like` that were reflected by `margin` pixels."""
+        """Return A for measured values that were reflected at their edges.
+
+        Args:
+            margin: Number of reflected pixels per edge.
+            like: Measured values before the reflection.
+        """
         return self
 
     def counted(self, measured: Tensor) -> Tensor:
-        """Return ones in the shape of `measured`, and zeros where nothing was measured."""
+        """Return ones where a value was measured and zeros elsewhere.
+
+        Args:
+            measured: Measured values, shape (B, C, h, w).
+        """
         return torch.ones_like(measured)
 
     def only_measured(self, values: Tensor) -> Tensor:
-        """Return `values` with zeros where nothing is measured."""
+        """Return values with zeros where nothing is measured.
+
+        Args:
+            values: Values in the shape of measured values.
+        """
         return values
 
     def first_picture(self, measured: Tensor) -> Tensor:
-        """Return an image of full size that shows what was measured."""
+        """Return an image of full size that shows the measured values.
+
+        Args:
+            measured: Measured values, shape (B, C, h, w).
+        """
         return measured
 
     def first_guess(self, measured: Tensor, noise: float) -> Tensor:
-        """Return the image at which a solve starts; `noise` is that of the measured values."""
+        """Return the image at which a solve starts.
+
+        Args:
+            measured: Measured values, shape (B, C, h, w).
+            noise: Standard deviation of the noise in the measured values.
+        """
         return self.first_picture(measured)
 
 
 class _Unknown(ImageMeasurement):
-    """A map that is not an `ImageMeasurement`: its image ends at its edges."""
+    """Defaults for a map that is not an `ImageMeasurement`; images are not reflected."""
 
     continues = False
 
@@ -97,7 +131,10 @@ class _Unknown(ImageMeasurement):
 
 
 def about(measurement: object) -> ImageMeasurement:
-    """Return what restoration must know of a measurement, with defaults for maps of the user.
+    """Return the interface for restoration of a measurement, with defaults for custom maps.
+
+    Args:
+        measurement: An `ImageMeasurement`, or any map of images.
 
     Examples:
         >>> from equilibria.operators.measurements import about
@@ -112,12 +149,16 @@ def about(measurement: object) -> ImageMeasurement:
 
 
 class AveragePool(ImageMeasurement, LinearOperator):
-    """P: the mean over s×s blocks; Pᵀ: nearest-neighbor upsampling divided by s².
+    """Average pooling P: the mean over s×s blocks.
 
-    P Pᵀ = I/s², so that ‖P‖ = 1/s exactly. (The papers' upsampling is this Pᵀ: only then are the
-    couplings between two resolutions the gradient of one energy.)
+    Pᵀ is nearest-neighbor upsampling divided by s², and P Pᵀ = I/s², so ‖P‖ = 1/s exactly. The
+    upsampling of the papers is this Pᵀ: only then are the couplings between two resolutions the
+    gradient of one energy.
 
-    directions: 2 for images (C, H, W); 1 for sequences (C, T), where s² is s and ‖P‖ = 1/√s.
+    Args:
+        scale: Side s of the blocks.
+        directions: 2 for images (C, H, W), 1 for sequences (C, T), where blocks have s entries and
+            ‖P‖ = 1/√s.
 
     Examples:
         >>> pool = eq.AveragePool(2)
@@ -131,7 +172,7 @@ class AveragePool(ImageMeasurement, LinearOperator):
         super().__init__()
         check_at_least_one(scale=scale)
         if directions not in (1, 2):
-            raise ValueError(f"directions must be 1 or 2, not {directions}")
+            raise ValueError(f"directions must be 1 or 2, got {directions}")
         self.scale = scale
         self.directions = directions
 
@@ -168,14 +209,18 @@ class AveragePool(ImageMeasurement, LinearOperator):
         return self._constant(self.norm_limit)
 
     def picture(self, measured: Tensor) -> Tensor:
-        """What was measured, as an image of the size of the original."""
+        """Return the measured values enlarged to the size of the original image.
+
+        Args:
+            measured: Measured values, shape (B, C, h, w).
+        """
         return F.interpolate(measured, scale_factor=self.scale, mode="nearest")
 
     def first_picture(self, measured: Tensor) -> Tensor:
         return self.picture(measured)
 
     def first_guess(self, measured: Tensor, noise: float) -> Tensor:
-        """Return a smooth enlargement: blocks are a poor local minimum along level edges."""
+        """Return a smooth enlargement; one by blocks is near a poor local minimum."""
         if self.scale == 1:
             return self.picture(measured)
         return F.interpolate(measured, scale_factor=self.scale, mode="bicubic")
@@ -189,7 +234,7 @@ class AveragePool(ImageMeasurement, LinearOperator):
 
 
 class _SameShape(ImageMeasurement, LinearOperator):
-    """A map of samples to samples of the same shape, by default its own transpose."""
+    """Base class of maps to samples of the same shape, symmetric by default."""
 
     def output_shape(self, input_shape: Shape) -> Shape:
         return tuple(input_shape)
@@ -202,7 +247,7 @@ class _SameShape(ImageMeasurement, LinearOperator):
 
 
 class Identity(_SameShape):
-    """z itself; norm 1.
+    """The identity z ↦ z, with norm 1.
 
     Examples:
         >>> eq.operators.Identity()(torch.ones(1, 2))
@@ -216,10 +261,10 @@ class Identity(_SameShape):
         return self._constant(1.0)
 
     def first_guess(self, measured: Tensor, noise: float) -> Tensor:
-        """Return the image with less noise (Lee, 1980).
+        """Return a denoised image (Lee, 1980).
 
-        With mean μ and variance v of the pixels around each pixel x, that is
-        μ + (v − n)₊/max(v, n)·(x − μ), n being 1.5 times the variance of the noise.
+        With mean μ and variance v of the pixels around each pixel x, the result is
+        μ + (v − n)₊/max(v, n)·(x − μ), where n is 1.5 times the variance of the noise.
         """
         wider = reflect(measured, WINDOW // 2)
         mean = F.avg_pool2d(wider, WINDOW, stride=1)
@@ -233,10 +278,11 @@ class Identity(_SameShape):
 
 
 class Mask(_SameShape):
-    """diag(known): pixels where `known` is 0 are hidden, and seen as 0.
+    """Mask diag(known): sets pixels to 0 where `known` is 0.
 
-    known: zeros and ones that fit the images, such as `(1, 1, height, width)`, or
-        `(samples, 1, height, width)` for a batch whose samples have a mask each.
+    Args:
+        known: Zeros and ones, broadcastable to the images: shape (1, 1, H, W), or (B, 1, H, W) for
+            one mask per sample.
 
     Examples:
         >>> known = torch.tensor([[[[1.0, 0.0]]]])
@@ -265,13 +311,18 @@ class Mask(_SameShape):
         return at_least_float32(self.known).abs().amax()
 
     def fill(self, measured: Tensor, images: Tensor) -> Tensor:
-        """What was seen, completed by `images` where nothing was."""
+        """Return the measured values, with `images` in the hidden pixels.
+
+        Args:
+            measured: Measured values, shape (B, C, H, W).
+            images: Images of the same shape.
+        """
         known = self.known.to(images)
         return known * measured + (1 - known) * images
 
     def check(self, measured: Tensor) -> None:
         if not bool(self.known.any()):
-            raise ValueError("the mask hides every pixel: nothing is left to restore from")
+            raise ValueError("the mask hides every pixel: at least one must be known")
 
     def part(self, rows: slice, columns: slice, size: tuple[int, int]) -> Mask:
         return Mask(self.known.expand(-1, -1, *size)[..., rows, columns])
@@ -283,21 +334,21 @@ class Mask(_SameShape):
         return self.known.to(measured).expand_as(measured)
 
     def only_measured(self, values: Tensor) -> Tensor:
-        seen: Tensor = self(values)
-        return seen
+        masked: Tensor = self(values)
+        return masked
 
     def first_picture(self, measured: Tensor) -> Tensor:
-        """Return what was measured, with holes filled by the mean of the pixels around them."""
+        """Return the measured values, with hidden pixels filled by the mean of their neighbors."""
         known = self.counted(measured)
-        filled, seen, width = measured, known, 1
-        while bool((seen == 0).any()) and width < max(measured.shape[2:]):
+        filled, is_filled, width = measured, known, 1
+        while bool((is_filled == 0).any()) and width < max(measured.shape[2:]):
             width = 2 * width + 1
             kernel = {"kernel_size": width, "stride": 1, "padding": width // 2}
             total = F.avg_pool2d(measured * known, **kernel)  # type: ignore[arg-type]
             share = F.avg_pool2d(known, **kernel)  # type: ignore[arg-type]
-            new = (seen == 0) & (share > 0)
+            new = (is_filled == 0) & (share > 0)
             filled = torch.where(new, total / share.clamp_min(1e-12), filled)
-            seen = torch.where(new, 1.0, seen)
+            is_filled = torch.where(new, 1.0, is_filled)
         return filled
 
     def _map(self, z: Tensor, weights: Weights) -> Tensor:
@@ -305,11 +356,13 @@ class Mask(_SameShape):
 
 
 class Blur(_SameShape):
-    """A Gaussian blur of standard deviation `width` pixels; images are reflected at the edge.
+    """Gaussian blur; images are reflected at their edges.
 
-    The kernel ends at three standard deviations. It is a product of one in each direction, so that
-    A Z = B_h Z B_wᵀ with a small matrix for the rows and one for the columns, and
-    ‖A‖ = ‖B_h‖·‖B_w‖.
+    The kernel is truncated at three standard deviations and is separable: A Z = B_h Z B_wᵀ with one
+    matrix for the rows and one for the columns, so ‖A‖ = ‖B_h‖·‖B_w‖.
+
+    Args:
+        width: Standard deviation in pixels.
 
     Examples:
         >>> eq.operators.Blur(1.5)(torch.ones(1, 1, 8, 8)).mean().round(decimals=3)
@@ -321,7 +374,7 @@ class Blur(_SameShape):
         check_positive(width=width)
         self.width = width
         self.reach = max(1, ceil(3 * width))
-        """Pixels from the center of the kernel to its end."""
+        """Number of pixels from the center of the kernel to its end."""
 
     def extra_repr(self) -> str:
         return f"{self.width:g}"
@@ -350,13 +403,13 @@ class Blur(_SameShape):
         return self._matrix(y.shape[2], y).T @ y @ self._matrix(y.shape[3], y)
 
     def _matrix(self, size: int, like: Tensor) -> Tensor:
-        """B: the weight of each of `size` pixels of a line in each blurred one."""
+        """Return B, the matrix that blurs a line of `size` pixels."""
         precise = at_least_float32(like.new_empty(0))
         with full_precision(precise):
             steps = torch.arange(-self.reach, self.reach + 1, device=like.device)
             weights = torch.exp(-0.5 * (steps.to(precise) / self.width).square())
-            seen = (torch.arange(size, device=like.device)[:, None] + steps).abs()
-            reflected = size - 1 - (size - 1 - seen).abs()
+            position = (torch.arange(size, device=like.device)[:, None] + steps).abs()
+            reflected = size - 1 - (size - 1 - position).abs()
             matrix = precise.new_zeros(size, size)
             matrix.scatter_add_(1, reflected, (weights / weights.sum()).expand(size, -1))
         return matrix.to(like)

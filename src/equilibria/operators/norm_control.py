@@ -1,4 +1,4 @@
-"""Operators with kernels whose norm is kept below ζ, as a differentiable parametrization."""
+"""Operators with trainable kernels and a differentiable parametrization that keeps the norm ≤ ζ."""
 
 from __future__ import annotations
 
@@ -20,31 +20,36 @@ from equilibria.registry import check_choice, check_positive
 NORMS = ("bound", "estimate", None)
 
 FIRST_ITERATIONS = 50
-"""Power steps when there is no vector to start from."""
+"""Number of power steps without a previous vector."""
 
 REFINING_ITERATIONS = 3
-"""Power steps after a parameter update: the kernel has moved little, and so has its vector."""
+"""Number of power steps after a parameter update, which hardly changes the vector."""
 
 MEMO_ENTRIES = 16
-"""Evaluation over images of ever new sizes must not grow the memory without end."""
+"""Largest number of stored values, so that images of many sizes do not fill the memory."""
 
 
 class KernelOperator(LinearOperator):
-    """A linear map with a trainable `kernel` K and, optionally, a controlled norm.
+    """Base class of operators with a trainable `kernel` K and an optional limit ζ on the norm.
 
-        W = K · min(1, ζ/b),        b the norm of K's operator
+        W = K · min(1, ζ/b),        b the norm of the operator with kernel K
 
-    - norm="bound": b is a rigorous upper bound (exact for matrices), so that ‖W‖ ≤ ζ is certain;
-    - norm="estimate": b comes from power iteration, cheaper for many channels, and a lower bound:
-      ‖W‖ may exceed ζ by the few per cent that the iteration lacks;
+    - norm="bound": b is a rigorous upper bound (exact for matrices), which guarantees ‖W‖ ≤ ζ;
+    - norm="estimate": b comes from power iteration, which is cheaper for many channels but a lower
+      bound: ‖W‖ may exceed ζ by a few percent;
     - norm=None: W = K.
 
-    A map with several kernels (K is then their product) names them in `kernel_names`, in the order
-    in which `weights` returns them; the first one carries the scale for all.
+    An operator with several kernels, whose product is K, lists them in `kernel_names` in the order
+    of `weights`. Only the first one is scaled.
 
-    b is part of the graph: with b > ζ, the gradient in K has no component along K, and a detached b
-    would point elsewhere. What needs no graph (where the maximum of the bound lies, the vector of
-    the iteration) is computed once a parameter update and input shape, not once a call.
+    b is part of the graph: if b > ζ, the gradient in K has no component along K, which a detached b
+    would add. Quantities without a gradient, such as the maximizing frequency of the bound and the
+    vector of the power iteration, are computed once per parameter update and input shape.
+
+    Args:
+        kernels: The kernels, in the order of `kernel_names`.
+        norm: "bound", "estimate" or None.
+        zeta: Limit ζ on the norm.
     """
 
     kernel_names: tuple[str, ...] = ("kernel",)
@@ -62,29 +67,29 @@ class KernelOperator(LinearOperator):
         self.norm = norm
         self.zeta = zeta
         if norm == "estimate":
-            # In the state_dict, so that a reloaded model gives the very same outputs; empty until
-            # an input shape is known.
+            # Part of the state_dict, so that a reloaded model gives exactly the same outputs.
+            # Empty until an input shape is known.
             empty = at_least_float32(kernels[0].detach()).new_empty(0)
             self.register_buffer("norm_vector", empty)
 
     @property
     def kernels(self) -> Weights:
-        """The raw kernels."""
+        """Raw kernels, before norm control."""
         return tuple(getattr(self, name) for name in self.kernel_names)
 
     @abstractmethod
     def _search(self, kernels: Weights, input_shape: Shape) -> Any:
-        """What `_bound_at` needs and no graph has to see; None where their product K is zero.
+        """Return data for `_bound_at` that needs no gradient, or None if the product K is zero.
 
         Every kernel is finite, not zero, and scaled to unit size.
         """
 
     @abstractmethod
-    def _bound_at(self, kernels: Weights, input_shape: Shape, found: Any) -> Tensor:
-        """The bound of K's norm, differentiable, from what `_search` found for these kernels."""
+    def _bound_at(self, kernels: Weights, input_shape: Shape, data: Any) -> Tensor:
+        """Return the differentiable bound on the norm of K, from the result of `_search`."""
 
     def _control_shape(self, input_shape: Shape | None) -> Shape:
-        """The input shape on which the norm depends: () where it does not."""
+        """Return the input shape on which the norm depends; () if it does not."""
         if input_shape is None:
             raise ValueError(
                 f"{self}: the norm depends on the size of the input; call weights(input_shape)"
@@ -93,11 +98,15 @@ class KernelOperator(LinearOperator):
 
     @property
     def norm_depends_on_size(self) -> bool:
-        """Whether the norm, and with it what controls it, differs between sizes of the input."""
+        """Whether the norm, and so the effective weights, depend on the size of the input."""
         return type(self)._control_shape is KernelOperator._control_shape
 
     def weights(self, input_shape: Shape | None = None) -> Weights:
-        """W, in the graph where the kernels are; without gradients it is remembered."""
+        """Return W, in the graph of the kernels; without gradients it is cached.
+
+        Args:
+            input_shape: Shape of one sample; needed if `norm_depends_on_size`.
+        """
         first, *others = self.kernels
         if self.norm is None or first.is_meta:
             return (first, *others)
@@ -105,11 +114,15 @@ class KernelOperator(LinearOperator):
 
     @property
     def norm_limit(self) -> float | None:
-        """ζ under norm="bound"; nothing is certain otherwise."""
+        """ζ with norm="bound", else None: without it no norm is guaranteed."""
         return self.zeta if self.norm == "bound" else None
 
     def norm_bound(self, input_shape: Shape) -> Tensor:
-        """A rigorous bound of ‖W‖: min(b, ζ) under norm="bound", else the scaled kernel's bound."""
+        """Return a rigorous bound on ‖W‖: min(b, ζ) with norm="bound", else that of the kernel W.
+
+        Args:
+            input_shape: Shape of one sample.
+        """
         self.output_shape(input_shape)
         shape = self._control_shape(tuple(input_shape))
         bound = self._bound(shape)
@@ -120,10 +133,10 @@ class KernelOperator(LinearOperator):
         scale = self._scale(self._estimate(shape))
         return bound if scale is None else bound * scale
 
-    # Comparing contents and choosing a frequency are no work for a compiler.
+    # The cache and the choice of a frequency depend on the data, so they cannot be compiled.
     @run_eagerly
     def _controlled(self, shape: Shape) -> Tensor:
-        """The first kernel with the scale."""
+        """Return the first kernel, scaled."""
         kernels = self.kernels
         in_graph = torch.is_grad_enabled() and any(kernel.requires_grad for kernel in kernels)
         if in_graph or any(map(has_tangent, kernels)):
@@ -144,40 +157,40 @@ class KernelOperator(LinearOperator):
         return first if scale is None else first * scale.to(first.dtype)
 
     def _scale(self, norm: Tensor) -> Tensor | None:
-        """ζ/b, or None below ζ: then b stays out of the graph and K = 0 needs no care."""
+        """Return ζ/b, or None if b ≤ ζ: b is then not part of the graph, and K = 0 is safe."""
         return None if bool(norm.detach() <= self.zeta) else self.zeta / norm
 
     def _bound(self, shape: Shape) -> Tensor:
-        """The rigorous bound of the raw kernels."""
+        """Return the rigorous bound for the raw kernels."""
         kernels = self._precise_kernels()
         with graph_free(kernels[0]):
             values = self._memo.of(*self.kernels)
             key = ("search", shape)
             if key not in values:
-                # Scaled to unit size: squares of very small or large kernels would not fit.
+                # Scaled to unit size, because squares of extreme kernels overflow or underflow.
                 sizes = torch.stack([kernel.detach().abs().amax() for kernel in kernels])
                 usable = bool(((sizes > 0) & (sizes < torch.inf)).all())
-                found = self._search(_divided(kernels, sizes), shape) if usable else None
-                values[key] = sizes, found
-            sizes, found = values[key]
+                data = self._search(_divided(kernels, sizes), shape) if usable else None
+                values[key] = sizes, data
+            sizes, data = values[key]
         with full_precision(kernels[0]):
-            if found is None:  # zero with zero derivatives for K = 0, NaN where K is not finite
+            if data is None:  # zero with zero derivatives for K = 0, NaN where K is not finite
                 return torch.stack([(kernel * 0).sum() for kernel in kernels]).sum()
-            bound = self._bound_at(_divided(kernels, sizes), shape, found)
-            for size in sizes:  # one by one: their product might not fit where the norm does
+            bound = self._bound_at(_divided(kernels, sizes), shape, data)
+            for size in sizes:  # one at a time, because their product may overflow
                 bound = bound * size
             return bound
 
     def _estimate(self, shape: Shape) -> Tensor:
-        """The estimated norm of the raw kernels: ‖K v‖ with v held constant."""
+        """Return the estimated norm of the raw kernels: ‖K v‖ with constant v."""
         kernels = self._precise_kernels()
         vector = self._vector(shape).to(kernels[0])
         with full_precision(kernels[0]):
-            unit = vector / torch.linalg.vector_norm(vector)  # `.half()` may have rounded it
+            unit = vector / torch.linalg.vector_norm(vector)  # may have been rounded by `.half()`
             return norm_along(lambda z: self._map(z, kernels), unit[None])
 
     def _vector(self, shape: Shape) -> Tensor:
-        """v: refined once a parameter update in training, taken as it is in evaluation."""
+        """Return v: refined once per parameter update in training, unchanged in evaluation."""
         kernels = self.kernels
         with graph_free(kernels[0]):
             values = self._memo.of(*kernels)
@@ -193,7 +206,7 @@ class KernelOperator(LinearOperator):
                 return vector
             if fits:
                 return self.norm_vector
-            # Evaluation leaves the buffer alone: it must not depend on what was evaluated before.
+            # Evaluation does not change the buffer: results must not depend on earlier inputs.
             if ("vector", shape) not in values:
                 values["vector", shape] = self._iterate(shape, None)
             return values["vector", shape]  # type: ignore[no-any-return]
@@ -212,7 +225,7 @@ class KernelOperator(LinearOperator):
     ) -> None:
         stored = state_dict.get(f"{prefix}norm_vector")
         if isinstance(stored, Tensor) and self.norm == "estimate":
-            # Its shape is that of the inputs seen so far, which a fresh operator cannot know.
+            # The vector has the shape of earlier inputs, which a new operator does not know.
             self.norm_vector = torch.empty_like(stored, device=self.norm_vector.device)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
@@ -228,23 +241,23 @@ def _divided(kernels: Weights, sizes: Tensor) -> Weights:
 
 
 def has_tangent(tensor: Tensor) -> bool:
-    """Whether forward-mode differentiation runs through the tensor; no_grad does not stop that."""
+    """Return whether a tensor takes part in forward-mode differentiation, even under no_grad."""
     return unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def drawn_kernel(*shape: int) -> nn.Parameter:
-    """The default start: normal, with standard deviation 1/√fan_in."""
+def random_kernel(*shape: int) -> nn.Parameter:
+    """Draw a kernel from a normal distribution with standard deviation 1/√fan_in."""
     kernel = nn.Parameter(torch.empty(shape))
     with torch.no_grad():
         kernel.normal_(std=kernel[0].numel() ** -0.5)
     return kernel
 
 
-def given_kernel(tensor: Tensor, dimensions: int) -> nn.Parameter:
-    """A kernel out of the caller's tensor: a Parameter is shared, any other becomes a constant."""
+def as_kernel(tensor: Tensor, dimensions: int) -> nn.Parameter:
+    """Return a tensor as a kernel: an nn.Parameter is shared, any other tensor is a constant."""
     if tensor.dim() != dimensions:
         raise ValueError(
-            f"expected a tensor of {dimensions} dimensions, got shape {tuple(tensor.shape)}"
+            f"expected a tensor with {dimensions} dimensions, got shape {tuple(tensor.shape)}"
         )
     if not tensor.is_floating_point():
         raise ValueError(f"expected a tensor of real floating-point numbers, got {tensor.dtype}")
@@ -252,14 +265,14 @@ def given_kernel(tensor: Tensor, dimensions: int) -> nn.Parameter:
         return tensor
     if tensor.requires_grad:
         raise ValueError(
-            "the tensor is part of a graph, which an operator would cut; "
-            "pass an nn.Parameter to train it, or tensor.detach() for a constant"
+            "the tensor is part of an autograd graph, to which the operator would not be "
+            "connected: pass an nn.Parameter to train it, or tensor.detach() for a constant"
         )
     return nn.Parameter(tensor, requires_grad=False)
 
 
 def is_wrapped(*tensors: Tensor) -> bool:
-    """Whether a `torch.func` transform runs: what is computed then must not outlive it."""
+    """Return whether a tensor is wrapped by a `torch.func` transform, whose results expire."""
     try:
         for tensor in tensors:
             tensor.untyped_storage()
@@ -269,36 +282,36 @@ def is_wrapped(*tensors: Tensor) -> bool:
 
 
 class TensorMemo:
-    """Values that hold for the present content of one tensor, or of several together.
+    """Cache of values that are valid for the current content of one or more tensors.
 
-    The content itself is compared: `_version` does not see an edit through `.data`, which is what
-    optimizers, weight averaging and DDP do. Plain data without graphs, outside the state_dict;
-    it follows `deepcopy`, and a change of device or dtype empties it.
+    Compares the content, because `_version` does not change with edits through `.data`, which
+    optimizers, weight averaging and DDP make. The values have no graph and are not part of the
+    state_dict. `deepcopy` copies them; a change of device or dtype clears them.
     """
 
     def __init__(self) -> None:
-        # Content and values change together, for other threads too.
-        self._kept: tuple[tuple[Tensor, ...], dict[object, Any]] = ((), {})
+        # One attribute, so that content and values change together for other threads.
+        self._cached: tuple[tuple[Tensor, ...], dict[object, Any]] = ((), {})
 
     def of(self, *tensors: Tensor) -> dict[object, Any]:
-        """The values remembered for these tensors: empty if their content is not the last seen."""
+        """Return the values for these tensors; empty if their content has changed."""
         if is_wrapped(*tensors):
             return {}
-        content, values = self._kept
+        content, values = self._cached
         same = len(content) == len(tensors) and all(map(_same, content, tensors))
         if not same or len(values) > MEMO_ENTRIES:
             content = content if same else tuple(tensor.detach().clone() for tensor in tensors)
             values = {}
-            self._kept = content, values
+            self._cached = content, values
         return values
 
     def __deepcopy__(self, memo: object) -> TensorMemo:
-        """What is remembered is never changed, and may be shared; what is learned is not."""
+        """Copy the dictionary but not its values, which are never changed."""
         other = TensorMemo()
-        content, values = self._kept
-        other._kept = content, values.copy()
+        content, values = self._cached
+        other._cached = content, values.copy()
         return other
 
 
-def _same(kept: Tensor, tensor: Tensor) -> bool:
-    return kept.dtype == tensor.dtype and kept.device == tensor.device and torch.equal(kept, tensor)
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)

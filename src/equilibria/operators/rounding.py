@@ -1,4 +1,4 @@
-"""How far a linear map that is computed in floating point is from the map itself."""
+"""Bounds on the rounding error of linear operators in floating point."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from equilibria.operators.dense import Dense
 from equilibria.operators.measurements import AveragePool, Identity
 
 NORM_SLACK = 1e-9
-"""Eigenvalues in float64 are right to about n·2⁻⁵² of the largest one: this is for n of a million.
-A bound that has to hold is larger by this share."""
+"""Relative margin of rigorous norms. Eigenvalues in float64 have errors of about n·2⁻⁵² times the
+largest one; the margin covers n up to a million."""
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
-    """u: the largest relative error of one rounded operation."""
+    """Return u, the largest relative error of one rounded operation."""
     return torch.finfo(dtype).eps / 2
 
 
 def accumulated(terms: int, unit: float) -> float:
-    """γ_n = nu/(1 − nu): of a sum of n products, in any order (Higham, 2002, Section 3.1)."""
+    """Return γ_n = nu/(1 − nu), the relative error of a sum of n products in any order.
+
+    See Higham (2002), Section 3.1.
+    """
     share = terms * unit
     return share / (1 - share) if share < 1 else math.inf
 
 
 @torch.no_grad()
 def upper_norm(operator: LinearOperator, input_shape: Shape) -> float:
-    """‖A‖ from above, rounding included; for operators in float64."""
+    """Return an upper bound on ‖A‖ that includes rounding, for operators in float64."""
     return float(operator.norm_bound(input_shape)) * (1 + NORM_SLACK)
 
 
@@ -39,16 +42,21 @@ def upper_norm(operator: LinearOperator, input_shape: Shape) -> float:
 def application_rounding(
     operator: LinearOperator, exact: LinearOperator, input_shape: Shape, unit: float
 ) -> float | None:
-    """ε with ‖fl(Az) − Az‖ ≤ ε‖z‖, for Aᵀ too; None for a kind of map that is not known.
+    """Return ε with ‖fl(Az) − Az‖ ≤ ε‖z‖, for Aᵀ too; None for unknown types of operators.
 
-    `operator` is applied in the type whose unit roundoff is given, by sums of products in any order
-    (no Winograd or Fourier transform, which torch uses on no CPU); `exact`, its twin in float64, is
-    the A that is meant.
+    The operator must compute sums of products in any order, without Winograd or Fourier transforms,
+    which PyTorch does not use on the CPU.
 
-    An output is a sum of N products: it is wrong by γ_N|a_i|ᵀ|z| ≤ γ_N‖a_i‖‖z restricted to its
-    window‖. A window of k numbers a channel covers every input k times at most, so that the squares
-    add up to γ_N² k‖K‖_F²‖z‖². The effective weights themselves (norm control is computed in the
-    same type) are wrong by a share ρ, which is measured: ρ√k‖K‖_F.
+    An output is a sum of N products, with an error of γ_N|a_i|ᵀ|z| ≤ γ_N‖a_i‖‖z restricted to its
+    window‖. A window of k numbers per channel covers every input at most k times, so the squares
+    sum to γ_N² k‖K‖_F²‖z‖². The effective weights, whose norm control is computed in the same type,
+    have a relative error ρ, which is measured; it adds ρ√k‖K‖_F.
+
+    Args:
+        operator: Operator as applied.
+        exact: The operator A in float64.
+        input_shape: Shape of one sample.
+        unit: Unit roundoff of the type in which `operator` is applied.
     """
     if isinstance(operator, Identity):
         return 0.0
@@ -69,27 +77,29 @@ def application_rounding(
 def _of_kernel(
     operator: Dense | PlainConvolution, exact: LinearOperator, input_shape: Shape, unit: float
 ) -> float:
-    (used,), (meant,) = (one.weights(input_shape) for one in (operator, exact))
-    window = math.prod(used.shape[2:])
-    terms = max(used.shape[0], used.shape[1]) * window
-    size = math.sqrt(window) * float(torch.linalg.vector_norm(meant.double()))
-    return (accumulated(terms + 1, unit) + relative_difference(used, meant)) * size * (1 + 1e-3)
+    (rounded,), (reference,) = (a.weights(input_shape) for a in (operator, exact))
+    window = math.prod(rounded.shape[2:])
+    terms = max(rounded.shape[0], rounded.shape[1]) * window
+    size = math.sqrt(window) * float(torch.linalg.vector_norm(reference.double()))
+    error = accumulated(terms + 1, unit) + relative_difference(rounded, reference)
+    return error * size * (1 + 1e-3)
 
 
-def relative_difference(used: Tensor, meant: Tensor) -> float:
-    """The largest share by which a number in float64 and its rounded version differ."""
-    gap = (used.double() - meant.double()).abs()
-    return float(torch.where(gap > 0, gap / meant.double().abs(), 0.0).amax())
+def relative_difference(rounded: Tensor, reference: Tensor) -> float:
+    """Return the largest relative difference between numbers and their reference in float64."""
+    gap = (rounded.double() - reference.double()).abs()
+    return float(torch.where(gap > 0, gap / reference.double().abs(), 0.0).amax())
 
 
 def _of_product(operator: Compose, exact: Compose, input_shape: Shape, unit: float) -> float | None:
-    """∏(‖Aᵢ‖ + εᵢ) − ∏‖Aᵢ‖."""
+    """Return ∏(‖Aᵢ‖ + εᵢ) − ∏‖Aᵢ‖."""
     shape, with_errors, without = tuple(input_shape), 1.0, 1.0
-    for one, meant in zip(reversed(operator.factors), reversed(exact.factors), strict=True):
-        own = application_rounding(one, meant, shape, unit)
-        if own is None:
+    factors = zip(reversed(operator.factors), reversed(exact.factors), strict=True)
+    for factor, exact_factor in factors:
+        error = application_rounding(factor, exact_factor, shape, unit)
+        if error is None:
             return None
-        norm = upper_norm(meant, shape)
-        with_errors, without = with_errors * (norm + own), without * norm
-        shape = one.output_shape(shape)
+        norm = upper_norm(exact_factor, shape)
+        with_errors, without = with_errors * (norm + error), without * norm
+        shape = factor.output_shape(shape)
     return with_errors - without

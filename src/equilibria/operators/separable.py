@@ -11,19 +11,28 @@ from torch.nn import functional as F
 from equilibria.operators import conv_symbol
 from equilibria.operators.base import Shape, Weights
 from equilibria.operators.conv import Convolution
-from equilibria.operators.norm_control import drawn_kernel
+from equilibria.operators.norm_control import random_kernel
 
 
 class SeparableConv2d(Convolution):
-    """z ↦ P (D ∗ z) on (C, H, W) samples: one k×k filter a channel, then a mix of the channels.
+    """Depthwise-separable convolution z ↦ P (D ∗ z) on (C, H, W) samples, without bias.
 
-    The raw kernels are `depthwise` D, (in, 1, k, k), and `pointwise` P, (out, in, 1, 1): k²·in +
-    in·out numbers where Conv2d has k²·in·out. Stride and padding are those of D, as in Conv2d;
-    there is no bias. `weights` gives (P, D), and a controlled norm scales P.
+    `depthwise` D, shape (in, 1, k, k), filters each channel; `pointwise` P, shape (out, in, 1, 1),
+    mixes the channels. They have k²·in + in·out parameters, where Conv2d has k²·in·out. `weights`
+    returns (P, D); norm control scales P.
 
-    The bound is that of `Conv2d` for the kernel P·D, which is never formed: its symbol is
-    P diag(d̂(ω)). It is as tight as there, where the product of the norms of P and D exceeds the
-    norm by 20 to 100 % (8 channels and more).
+    The norm bound is that of `Conv2d` for the kernel P·D, which is never formed: its symbol is
+    P diag(d̂(ω)). It is as tight as that of `Conv2d`. The product of the norms of P and D would
+    exceed the norm by 20 to 100 % for 8 channels and more.
+
+    Args:
+        in_channels, out_channels: Number of channels.
+        kernel_size: Side of D, or height and width.
+        stride: Stride of D; the height and width of inputs must be divisible by it.
+        padding: Zero padding of D; by default (k − 1)//2 ("same").
+        norm: Norm control: "bound" guarantees ‖W‖ ≤ ζ, "estimate" approximates it by power
+            iteration, None disables it.
+        zeta: Limit ζ on the norm.
 
     Examples:
         >>> separable = eq.operators.SeparableConv2d(8, 16, 3)
@@ -36,11 +45,11 @@ class SeparableConv2d(Convolution):
     pointwise: nn.Parameter
     depthwise: nn.Parameter
 
-    def _drawn_kernels(
+    def _random_kernels(
         self, in_channels: int, out_channels: int, size: Shape
     ) -> tuple[nn.Parameter, ...]:
-        depthwise = drawn_kernel(in_channels, 1, *size)
-        return drawn_kernel(out_channels, in_channels, 1, 1), depthwise
+        depthwise = random_kernel(in_channels, 1, *size)
+        return random_kernel(out_channels, in_channels, 1, 1), depthwise
 
     @property
     def in_channels(self) -> int:
@@ -68,15 +77,15 @@ class SeparableConv2d(Convolution):
 
     def _search(self, kernels: Weights, input_shape: Shape) -> Any:
         pointwise, depthwise = kernels
-        alive = pointwise.flatten(1).any(0) & depthwise.flatten(1).any(1)
-        # Two kernels that are not zero may have a product that is.
-        return super()._search(kernels, input_shape) if bool(alive.any()) else None
+        nonzero = pointwise.flatten(1).any(0) & depthwise.flatten(1).any(1)
+        # The product of two nonzero kernels can be zero.
+        return super()._search(kernels, input_shape) if bool(nonzero.any()) else None
 
     def _symbol(self, kernels: Weights, frequency: Tensor) -> Tensor:
-        """(out, in·2s²), real: P times the real and imaginary parts of every phase of d̂(ω).
+        """Return P times the real and imaginary parts of every phase of d̂(ω), (out, in·2s²).
 
-        Times its own transpose this is P diag(Σ|d̂(ω)|²) Pᵀ, as for the symbol P diag(d̂(ω)); and,
-        unlike P diag(|d̂(ω)|), it is smooth where d̂(ω) = 0.
+        Times its transpose this is P diag(Σ|d̂(ω)|²) Pᵀ, as for the symbol P diag(d̂(ω)). Unlike
+        P diag(|d̂(ω)|), it is smooth where d̂(ω) = 0.
         """
         pointwise, depthwise = kernels
         phases = conv_symbol.symbol(conv_symbol.polyphase(depthwise, self.stride), frequency)
@@ -94,20 +103,26 @@ class SeparableConv2d(Convolution):
 def maximizing_frequency(
     matrix: Tensor, filters: Tensor, grid: conv_symbol.Grid, near: Tensor | None = None
 ) -> Tensor:
-    """The frequency of the largest σ₁(P diag(d̂(ω))); P is (out, in), the filters (in, s², k, k).
+    """Return the frequency with the largest σ₁(P diag(d̂(ω))).
 
-    Only g(ω) = Σ|d̂(ω)|², a sum over the s² phases, matters, and all matrices are real: the Gram
-    matrix is P diag(g) Pᵀ or, unless P is wide, diag(√g) PᵀP diag(√g), a product of entries only.
+    It depends only on g(ω) = Σ|d̂(ω)|², a sum over the s² phases, so all matrices are real: the
+    Gram matrix is P diag(g) Pᵀ for wide P, else diag(√g) PᵀP diag(√g), which is elementwise.
+
+    Args:
+        matrix: P, shape (out, in).
+        filters: Polyphase filters, shape (in, s², k, k).
+        grid: Number of frequencies per direction.
+        near: Result of a previous search for a similar kernel, which makes the search faster.
     """
     omegas = conv_symbol.frequencies(grid, filters)
     power = conv_symbol.power(filters, omegas)
     rows, columns = matrix.shape
     inner = matrix.mT @ matrix
 
-    def grams(some: Tensor) -> Tensor:
+    def grams(indices: Tensor) -> Tensor:
         if rows < columns:
-            return (matrix * power[some][:, None, :]) @ matrix.mT
-        root = power[some].sqrt()
+            return (matrix * power[indices][:, None, :]) @ matrix.mT
+        root = power[indices].sqrt()
         return root[:, :, None] * inner * root[:, None, :]
 
     traces = power @ inner.diagonal()

@@ -9,25 +9,29 @@ from torch import Tensor, nn
 
 from equilibria.operators import spectral
 from equilibria.operators.base import Shape, Weights, shape_error
-from equilibria.operators.norm_control import KernelOperator, given_kernel, has_tangent, is_wrapped
+from equilibria.operators.norm_control import KernelOperator, as_kernel, has_tangent, is_wrapped
 
 PERRON_STEPS = 30
-"""Power steps towards the Perron vector: each one costs a product with A and one with Aᵀ."""
+"""Number of power steps towards the Perron vector; each one costs products with A and Aᵀ."""
 
 
 class Sparse(KernelOperator):
-    """z ↦ A z along the first axis of a sample, A a sparse matrix; other axes stay as they are.
+    """Sparse matrix A, applied along the first axis of a sample: z ↦ A z.
 
-    Where `Dense` mixes the features of each node, `Sparse` mixes the nodes: a sample is a vector
-    (n,), or node features (n, F). The raw kernel holds the entries of A that are stored.
+    `Dense` mixes the features of each node; `Sparse` mixes the nodes. A sample is a vector (n,), or
+    node features (n, F). The kernel contains the stored entries of A.
 
-    Up to 256 rows and columns the bound is the spectral norm. Beyond, it is the smaller of the
-    Frobenius norm and of Collatz and Wielandt's √max_j (Mx)_j/x_j ≥ ‖ |A| ‖ with M = |A|ᵀ|A|, which
-    holds for every x > 0: for x = 1 it is at most √(‖A‖₁‖A‖_∞), and it falls along
-    x ← x + Mx/max(M1), to ‖A‖ itself if no entry is negative.
+    The norm bound is the spectral norm for up to 256 rows and columns. For larger matrices it is
+    the smaller of the Frobenius norm and the bound of Collatz and Wielandt,
+    √max_j (Mx)_j/x_j ≥ ‖ |A| ‖ with M = |A|ᵀ|A|, which holds for every x > 0. For x = 1 it is at
+    most √(‖A‖₁‖A‖_∞); it decreases along x ← x + Mx/max(M1), to ‖A‖ if no entry is negative.
 
-    matrix: a sparse tensor, COO or CSR.
-    trainable: whether the stored entries are trained; the pattern stays.
+    Args:
+        matrix: Sparse tensor of shape (out, in), COO or CSR.
+        trainable: Whether the stored entries are trained; the sparsity pattern is fixed.
+        norm: Norm control: "bound" guarantees ‖A‖ ≤ ζ, "estimate" approximates it by power
+            iteration, None disables it.
+        zeta: Limit ζ on the norm.
 
     Examples:
         >>> A = eq.operators.Sparse(torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to_sparse())
@@ -48,17 +52,17 @@ class Sparse(KernelOperator):
     ) -> None:
         if matrix.layout not in (torch.sparse_coo, torch.sparse_csr) or matrix.dim() != 2:
             raise ValueError(
-                f"Sparse takes a 2-D sparse tensor (COO or CSR), got {matrix.layout} of shape "
-                f"{tuple(matrix.shape)}; tensor.to_sparse() makes one of a dense matrix"
+                f"Sparse needs a 2-D sparse tensor (COO or CSR), got {matrix.layout} of shape "
+                f"{tuple(matrix.shape)}; convert a dense matrix with matrix.to_sparse()"
             )
         if matrix.requires_grad:
             raise ValueError(
-                "the matrix is part of a graph, which an operator would cut; pass "
-                "matrix.detach(), with trainable=True to train its entries"
+                "the matrix is part of an autograd graph, to which the operator would not be "
+                "connected: pass matrix.detach(), with trainable=True to train its entries"
             )
         entries = matrix.to_sparse(layout=torch.sparse_coo).coalesce()
         indices, values = _checked(entries.indices(), entries.values(), tuple(matrix.shape))
-        super().__init__(given_kernel(values, 1), norm=norm, zeta=zeta)
+        super().__init__(as_kernel(values, 1), norm=norm, zeta=zeta)
         self.kernel.requires_grad_(trainable)
         self.out_size, self.in_size = matrix.shape
         self.register_buffer("indices", indices)
@@ -94,12 +98,12 @@ class Sparse(KernelOperator):
         matrix = kernels[0].new_zeros(self.out_size, self.in_size)
         return spectral.top_singular(matrix.index_put(tuple(self.indices), kernels[0]))
 
-    def _bound_at(self, kernels: Weights, input_shape: Shape, found: Any) -> Tensor:
-        if isinstance(found, spectral.TopSingular):
+    def _bound_at(self, kernels: Weights, input_shape: Shape, data: Any) -> Tensor:
+        if isinstance(data, spectral.TopSingular):
             return spectral.singular_value(
                 lambda v: self._map(v[None], kernels)[0],
                 lambda u: self._map_adjoint(u[None], kernels)[0],
-                found,
+                data,
             )
         return torch.minimum(torch.linalg.vector_norm(kernels[0]), self._perron_bound(kernels[0]))
 
@@ -119,10 +123,10 @@ class Sparse(KernelOperator):
 
 
 def _checked(indices: Tensor, values: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
-    """Pattern and entries; torch itself does not look whether they lie inside."""
+    """Return indices and values after a check of the indices, which PyTorch does not make."""
     if min(shape) < 1:
-        raise ValueError(f"a matrix needs positive sizes, got {shape}")
-    if not len(values):  # Norms need something to look at.
+        raise ValueError(f"the sizes of the matrix must be positive, got {shape}")
+    if not len(values):  # norms need at least one entry
         return indices.new_zeros(2, 1), values.new_zeros(1)
     limits = indices.new_tensor(shape)
     if bool((indices < 0).any()) or bool((indices.amax(1) >= limits).any()):
@@ -135,12 +139,12 @@ def _is_transformed(*tensors: Tensor) -> bool:
 
 
 def _product(indices: Tensor, values: Tensor, rows: int, z: Tensor) -> Tensor:
-    """A z, A with `values` at `indices`, for z of shape (B, columns, …)."""
+    """Return A z for the matrix A with `values` at `indices`; z has shape (B, columns, …)."""
     columns = z.flatten(2) if z.dim() > 2 else z[..., None]
     values = values.to(z.dtype)
     if values.requires_grad or _is_transformed(values, z) or z.device.type == "mps":
-        # torch would make the derivative in the entries from a dense matrix, and knows neither
-        # forward-mode derivatives of sparse products nor their products on mps.
+        # PyTorch computes the derivative in the entries from a dense matrix, and supports neither
+        # forward-mode derivatives of sparse products nor sparse products on mps.
         pulled = columns.index_select(1, indices[1]) * values[:, None]
         shape = (len(z), rows, columns.shape[2])
         mapped = pulled.new_zeros(shape).index_add(1, indices[0], pulled)

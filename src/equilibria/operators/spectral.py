@@ -1,9 +1,9 @@
-"""The largest singular value of a map: by power iteration, and as a smooth function of the map.
+"""The largest singular value of a map: by power iteration, and as a differentiable function.
 
-`torch.linalg.svdvals` would do, were it not for its second derivative: that divides by the gaps
-between *all* singular values and is NaN as soon as any two coincide (a kernel with two dead
-channels is enough). Here only the gap below the largest matters. Norms are computed in float32 at
-least, never under autocast, and without a graph where their values are kept.
+The second derivative of `torch.linalg.svdvals` divides by the gaps between *all* singular values,
+so it is NaN if any two are equal, for example in a kernel with two zero channels. Here only the gap
+below the largest one matters. Norms are computed in at least float32, without autocast, and without
+a graph if they are stored.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from torch import Tensor
 Map = Callable[[Tensor], Tensor]
 
 DENSE_LIMIT = 256
-"""Maps of at most this many numbers are bounded through their matrix: exact, and still cheap."""
+"""Largest size of a map whose norm is computed from its matrix, which is exact."""
 
 
 @contextmanager
 def full_precision(tensor: Tensor) -> Iterator[None]:
-    """Switches autocast off on the tensor's device."""
+    """Disable autocast on the device of a tensor."""
     with torch.autocast(tensor.device.type, enabled=False):
         yield
 
 
 @contextmanager
 def graph_free(tensor: Tensor) -> Iterator[None]:
-    """No graph and no autocast, for values that are kept.
+    """Disable graphs and autocast, for values that are stored.
 
-    Inference mode is left too: a tensor made inside it could not enter a graph later, so that an
-    evaluation would poison the cache of the next training step.
+    Inference mode is disabled as well, because tensors created in it cannot be used in a graph
+    later: an evaluation would make the stored values unusable for training.
     """
     with torch.inference_mode(False), torch.no_grad(), full_precision(tensor):
         yield
 
 
 def seeded_vector(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A unit vector that depends on its shape only.
+    """Return a random unit vector that depends only on its shape.
 
-    Drawn on the CPU in float64 and moved, so that every device and dtype starts from the same one,
-    and from its own generator, so that the global random state stays untouched.
+    It is drawn on the CPU in float64, so that all devices and types get the same vector, with a
+    separate generator, so that the global random state does not change.
     """
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
@@ -52,10 +52,9 @@ def seeded_vector(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def leading_vector(apply: Map, adjoint: Map, start: Tensor, iterations: int) -> Tensor:
-    """Iterate v ← AᵀA v / ‖AᵀA v‖, `iterations` times; `start` and the result have a batch of one.
+    """Iterate v ← AᵀA v / ‖AᵀA v‖; `start` and the result have a batch of one.
 
-    Where AᵀA v is zero or not finite (A = 0, or a diverged A) v stays, so that what is stored
-    remains a unit vector.
+    If AᵀA v is zero or not finite, v does not change, so that the result is always a unit vector.
     """
     vector: Tensor = start / torch.linalg.vector_norm(start)
     for _ in range(iterations):
@@ -67,23 +66,27 @@ def leading_vector(apply: Map, adjoint: Map, start: Tensor, iterations: int) -> 
 
 
 def norm_along(apply: Map, vector: Tensor) -> Tensor:
-    """‖A v‖ for a unit vector v held constant: differentiable in A, zero gradients at A v = 0.
+    """Return ‖A v‖ for a constant unit vector v; differentiable in A, zero gradient at A v = 0.
 
-    By the envelope theorem this is the derivative of ‖A‖ once v has converged.
+    Once v has converged, its derivative is that of ‖A‖, by the envelope theorem.
     """
     image = apply(vector)
     positive = image.detach().any()
-    # At zero the norm is replaced before and after: its second derivative there is NaN.
+    # At zero, both the argument and the result are replaced: the second derivative there is NaN.
     norm: Tensor = torch.linalg.vector_norm(torch.where(positive, image, 1.0))
     return torch.where(positive, norm, 0.0)
 
 
 @dataclass(frozen=True)
 class TopSingular:
-    """What the derivatives of σ₁(A) need to know of A, free of any graph.
+    """Data about A for the derivatives of σ₁(A), without a graph.
 
-    With G = AᴴA (or AAᴴ, whichever is smaller, then `left` is true) and its leading eigenpair
-    (λ, v): the unit vector v and the reduced resolvent (λI − G)⁺.
+    G is AᴴA, or AAᴴ if that is smaller (`left`), with the leading eigenpair (λ, v).
+
+    Attributes:
+        vector: Unit vector v.
+        resolvent: Reduced resolvent (λI − G)⁺.
+        left: Whether v is a left singular vector of A.
     """
 
     vector: Tensor
@@ -92,15 +95,15 @@ class TopSingular:
 
 
 def top_singular(matrix: Tensor) -> TopSingular:
-    """The expansion point of `singular_value`, from one small Hermitian eigendecomposition."""
+    """Return the expansion point for `singular_value`, from one eigendecomposition."""
     rows, columns = matrix.shape
     left = rows < columns
     gram = matrix @ matrix.mH if left else matrix.mH @ matrix
     eigenvalues, eigenvectors = torch.linalg.eigh(gram)
     top = eigenvalues[-1]
     gap = top - eigenvalues
-    # Directions that tie with the leading one carry no first-order change of the subspace; the
-    # leading one itself has gap zero and falls out here too.
+    # Directions that tie with the leading one do not change the subspace to first order. The
+    # leading one has gap zero and is excluded too.
     tie = gap <= 8 * len(gap) * torch.finfo(gap.dtype).eps * top
     inverse_gap = torch.where(tie, 0.0, 1.0 / torch.where(tie, 1.0, gap))
     resolvent = (eigenvectors * inverse_gap) @ eigenvectors.mH
@@ -108,11 +111,11 @@ def top_singular(matrix: Tensor) -> TopSingular:
 
 
 def singular_value(apply: Map, adjoint: Map, top: TopSingular) -> Tensor:
-    """σ₁(A), differentiable in A, from the expansion point `top` of the same A.
+    """Return σ₁(A), differentiable in A, from the expansion point `top` of the same A.
 
-    With w = v + (λI − G)⁺ G(A) v, which follows the leading vector to first order in A, the
-    Rayleigh quotient ‖A w‖/‖w‖ follows σ₁ to third order: value and first three derivatives are
-    exact. Where σ₁ is not simple this is a subgradient. `apply` and `adjoint` act on flat vectors.
+    w = v + (λI − G)⁺ G(A) v is the leading vector to first order in A, so the Rayleigh quotient
+    ‖A w‖/‖w‖ is σ₁ to third order: the value and the first three derivatives are exact. If σ₁ is
+    not simple, the derivative is a subgradient. `apply` and `adjoint` act on flat vectors.
     """
     forward, backward = (adjoint, apply) if top.left else (apply, adjoint)
     vector = top.vector + top.resolvent @ backward(forward(top.vector))

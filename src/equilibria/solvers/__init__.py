@@ -1,4 +1,4 @@
-"""Finding fixed points: small solvers in one loop, with an honest per-sample result."""
+"""Solvers for fixed points and linear systems, with a status for every sample."""
 
 from equilibria.registry import Registry
 from equilibria.solvers.accelerated import Accelerated

@@ -1,4 +1,4 @@
-"""What makes solves fast on a CPU: cheap reads, buffers that are reused, and blocks of samples."""
+"""Optimizations for the CPU: cheap reads, reused buffers, and solves in blocks of samples."""
 
 from __future__ import annotations
 
@@ -23,59 +23,58 @@ BLOCK_BYTES = 2**21
 """Bytes of state per block and thread. A solve uses about ten vectors of this size."""
 
 LARGEST_SCRATCH = 2**25
-"""Bytes that are kept between solves, per thread of PyTorch."""
+"""Largest number of bytes cached between solves, per thread of PyTorch."""
 
 
 def is_cheap_to_read(tensor: Tensor) -> bool:
-    """Return whether reading a value needs no synchronization with a device: on a CPU.
+    """Return whether reading a value needs no device synchronization.
 
-    There a solver first tests for the usual case, in which little is to be computed. On other
-    devices it computes what every case needs.
+    If so, a solver tests for the usual case, which needs little computation. On other devices it
+    computes the general case.
     """
     return tensor.device.type == "cpu"
 
 
-class _KeptBuffer(threading.local):
-    """The one buffer that this thread keeps between solves."""
+class _BufferCache(threading.local):
+    """Buffer that this thread keeps between solves."""
 
     buffer: Tensor | None = None
 
 
-_kept = _KeptBuffer()
+_cache = _BufferCache()
 
 
 class Scratch:
-    """Memory for `count` numbers of the type of `like`, until `give_back`.
+    """Memory for `count` numbers of the type of `like`, until `give_back` is called.
 
-    On a CPU the system would allocate the memory of a solver anew for every solve, and a page fault
-    at the first write of each page takes up to a fifth of the time. So each thread keeps the
-    largest buffer that was given back. A solve inside a solve gets separate memory. Other devices
-    have a caching allocator.
+    On a CPU, newly allocated memory causes a page fault at the first write to each page, which
+    takes up to a fifth of the time of a solve. So each thread keeps the largest returned buffer.
+    Nested solves get separate memory. Other devices have a caching allocator.
     """
 
     def __init__(self, like: Tensor, count: int) -> None:
         size = count * like.element_size()
-        # Not for tensors that only stand for others, as while a program is being exported.
+        # Tracing tensors, used for example during export, have no memory to share.
         shared = like.device.type == "cpu" and type(like) in (Tensor, torch.nn.Parameter)
         self._shared = shared and 0 < size <= LARGEST_SCRATCH * torch.get_num_threads()
         self._buffer: Tensor | None = None
         if not self._shared:
             self.room = like.new_empty(count)
             return
-        kept, _kept.buffer = _kept.buffer, None
-        if kept is None or kept.numel() < size:
-            with torch.inference_mode(False):  # or it could be used in inference mode alone
-                kept = torch.empty(size, dtype=torch.uint8)
-        self._buffer = kept
-        self.room = kept[:size].view(like.dtype)
+        cached, _cache.buffer = _cache.buffer, None
+        if cached is None or cached.numel() < size:
+            with torch.inference_mode(False):  # inference tensors cannot be used elsewhere
+                cached = torch.empty(size, dtype=torch.uint8)
+        self._buffer = cached
+        self.room = cached[:size].view(like.dtype)
 
     def give_back(self) -> None:
         """Release the memory for the next solve."""
         buffer, self._buffer = self._buffer, None
         del self.room
-        kept = _kept.buffer
-        if buffer is not None and (kept is None or kept.numel() < buffer.numel()):
-            _kept.buffer = buffer
+        cached = _cache.buffer
+        if buffer is not None and (cached is None or cached.numel() < buffer.numel()):
+            _cache.buffer = buffer
 
 
 def sample_blocks(state: State, copies: int = 1) -> list[slice]:
@@ -83,8 +82,8 @@ def sample_blocks(state: State, copies: int = 1) -> list[slice]:
 
     Args:
         state: State of the batch.
-        copies: Memory that the work on a sample takes, in units of its state. A solve counts as 1;
-            work in float64 on a state in float32 as 2.
+        copies: Memory per sample in units of its state: 1 for a solve, 2 for work in float64 on a
+            state in float32.
 
     Returns:
         Consecutive slices that cover the batch; a single one on other devices.
@@ -104,37 +103,37 @@ def solve_in_blocks(
 ) -> Solution:
     """Solve a problem, in blocks of samples if it is `separable` and large.
 
-    Each sample stops on its own, so that nothing but rounding depends on the blocks. With a trace
-    or a stopping criterion of the user the batch is solved as a whole.
+    Each sample stops independently, so only rounding depends on the blocks. With a trace or a
+    custom stopping criterion the batch is solved as a whole.
     """
     whole = trace or problem.trace or solver.stop is not None or not problem.separable
     blocks = [] if whole else sample_blocks(problem.start)
     if len(blocks) < 2:
         return solver.solve(problem, trace=trace)
     start = problem.start
-    found = map_state(torch.empty_like, start)
+    result = map_state(torch.empty_like, start)
     solutions = []
     for rows in blocks:
         solution = solver.solve(problem.block(rows))
         for whole_state, piece in zip(
-            state_tensors(found), state_tensors(solution.state), strict=True
+            state_tensors(result), state_tensors(solution.state), strict=True
         ):
             whole_state[rows] = piece
         solutions.append(solution.facts())
     return replace(
-        # The name of a solver is longest where a block needed a second solver.
-        max(solutions, key=lambda one: len(one.solver)),
-        state=unflatten_state(start, state_tensors(found)),
+        # A block that needed a second solver names both: its solver has the longest name.
+        max(solutions, key=lambda solution: len(solution.solver)),
+        state=unflatten_state(start, state_tensors(result)),
         status=concatenated(solutions, "status"),
         residual=concatenated(solutions, "residual"),
         absolute_residual=concatenated(solutions, "absolute_residual"),
         iterations=concatenated(solutions, "iterations"),
-        evaluations=max(one.evaluations for one in solutions),
-        sample_evaluations=sum(one.sample_evaluations for one in solutions),
+        evaluations=max(solution.evaluations for solution in solutions),
+        sample_evaluations=sum(solution.sample_evaluations for solution in solutions),
         context=problem.context,
     )
 
 
 def concatenated(solutions: Sequence[object], name: str) -> Tensor:
     """Concatenate a per-sample tensor of the solutions of all blocks."""
-    return torch.cat([getattr(one, name) for one in solutions])
+    return torch.cat([getattr(solution, name) for solution in solutions])

@@ -30,10 +30,10 @@ from equilibria.solvers.convergence import (
 from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.solution import Status, Trace
 
-STALLED = 0.9
+MIN_RESIDUAL_REDUCTION = 0.9
 """A residual above this share of its earlier value has stopped falling."""
-OPTIMISM = 2.0
-"""Largest speed-up of the convergence that is considered possible (factor on its rate)."""
+MAX_SPEED_UP = 2.0
+"""Largest factor by which the convergence rate is expected to improve later in the solve."""
 
 
 def track(
@@ -153,7 +153,7 @@ class Rows:
         must_fall: bool,
         read: bool,
     ) -> None:
-        """Take in one iteration: update the answers and finish rows.
+        """Process one iteration: update the answers and finish rows.
 
         Args:
             problem: The problem of the rows in the batch.
@@ -193,7 +193,7 @@ class Rows:
             self._count()
 
     def _end(self, rows: Tensor) -> None:
-        """Note the number of iterations of the rows that end in this one."""
+        """Store the number of iterations of the rows that end in this one."""
         iterations = self.answers.iterations
         self.answers.iterations = iterations.masked_fill(rows, self.iteration)
 
@@ -211,7 +211,8 @@ class Rows:
             periods: Number of iterations left, in units of those since the last call.
         """
         residual = self.answers.residual
-        pace = (tolerance / residual).pow(1 / (OPTIMISM * periods)).clamp_max(STALLED)
+        pace = (tolerance / residual).pow(1 / (MAX_SPEED_UP * periods))
+        pace = pace.clamp_max(MIN_RESIDUAL_REDUCTION)
         before = residual if self.mark is None else self.mark
         stalled = self.running & ~(residual <= pace * before)
         self.mark = residual
@@ -220,7 +221,7 @@ class Rows:
         self._count()
 
     def drop_finished(self, share: float) -> Tensor | None:
-        """Remove finished rows from the batch, once they are this share of it.
+        """Remove finished rows from the batch if they are at least this share of it.
 
         Returns:
             Indices of the rows that remain, or None if nothing was removed.
@@ -284,7 +285,7 @@ class OneRow:
         must_fall: bool,
         read: bool,
     ) -> None:
-        """Take in one iteration; see `Rows.observe`."""
+        """Process one iteration; see `Rows.observe`."""
         if self.is_running:
             self._observe(image, change, must_fall)
         else:
@@ -324,7 +325,8 @@ class OneRow:
     def give_up_stalled(self, tolerance: float, periods: float) -> None:
         """Finish the solve if its best residual has fallen too little; see `Rows`."""
         if self.is_running:
-            pace = min((tolerance / self.residual) ** (1 / (OPTIMISM * periods)), STALLED)
+            pace = (tolerance / self.residual) ** (1 / (MAX_SPEED_UP * periods))
+            pace = min(pace, MIN_RESIDUAL_REDUCTION)
             self.is_running = self.residual <= pace * self.mark
         self.mark = self.residual
         self.running_count = int(self.is_running)
@@ -349,17 +351,17 @@ class Recorder:
 
     def __init__(self, problem: FixedPointProblem, *, states: bool) -> None:
         self.problem = problem
-        self.wants_states = states
+        self.records_states = states
         self.residuals: list[Tensor] = []
         self.states: list[State] = []
 
     def record(self, rows: Rows | OneRow, image: Tensor) -> None:
         latest = rows.latest
         self.residuals.append(latest)
-        if self.wants_states:
+        if self.records_states:
             moved = torch.isnan(latest).logical_not()
             self.states.append(self.problem.unpack(torch.where(moved[:, None], image, rows.best)))
 
     def trace(self) -> Trace:
         residual = torch.stack(self.residuals) if self.residuals else torch.empty(0, 0)
-        return Trace(residual, self.states if self.wants_states else None)
+        return Trace(residual, self.states if self.records_states else None)

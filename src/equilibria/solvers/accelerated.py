@@ -14,17 +14,17 @@ from equilibria.solvers.base import Memory, Solver
 
 @dataclass
 class NesterovMemory(Memory):
-    """State of accelerated iterations between steps."""
+    """Memory of `Accelerated`."""
 
     previous: Tensor
-    """T of the point before."""
+    """Image of the previous point."""
     age: Tensor
-    """Steps of each row since its last restart."""
+    """Number of steps of each row since its last restart."""
     factors: Tensor
-    """Of the momentum at every age, the same for all rows."""
+    """Momentum factor by age, the same for all rows."""
     zero: Tensor
     one: Tensor
-    """Constants; operations with tensors are faster than those with Python numbers."""
+    """Constants; operations with tensors are faster than with Python numbers."""
 
     def keep(self, rows: Tensor) -> None:
         self.previous, self.age = self.previous[rows], self.age[rows]
@@ -32,7 +32,7 @@ class NesterovMemory(Memory):
 
 @lru_cache(maxsize=8)
 def momentum_factors(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(t_k − 1)/t_{k+1} for k < count, with Nesterov's t_0 = 1, t_{k+1} = ½(1 + √(1 + 4t_k²))."""
+    """Return (t_k − 1)/t_{k+1} for k < count, with t_0 = 1, t_{k+1} = ½(1 + √(1 + 4t_k²))."""
     factors, time = [], 1.0
     for _ in range(count):
         following = 0.5 * (1 + math.sqrt(1 + 4 * time * time))
@@ -46,9 +46,13 @@ class Accelerated(Solver[NesterovMemory]):
     """Nesterov's method with adaptive restart (O'Donoghue and Candès, 2015, gradient scheme).
 
     T(y) = prox_f(−∇E(y)) is one proximal gradient step of unit length on the hidden objective, so
-    y ← T(y) + (t−1)/t⁺ · (T(y) − T(y_prev)) is its accelerated form; a sample whose momentum points
-    uphill restarts. Two vectors of memory. Meant for maps with an objective (OptEq, energies with
-    0 ≼ −∇²E ≼ I); for others, such as Deep OptEq or MDEQ, use `Anderson`.
+    y ← T(y) + (t−1)/t⁺ · (T(y) − T(y_prev)) is its accelerated form. A sample whose momentum points
+    uphill restarts. The method stores two vectors. Use it for maps with an objective (OptEq,
+    energies with 0 ≼ −∇²E ≼ I); for others, such as Deep OptEq or MDEQ, use `Anderson`.
+
+    Args:
+        tolerance, max_iterations, stop, check_minimum: See `Method`.
+        patience, check_every, drop_share: See `Solver`.
 
     Examples:
         >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)), solver=eq.Accelerated())

@@ -19,12 +19,12 @@ from equilibria.solvers.base import Memory, Solver
 
 @dataclass
 class History(Memory):
-    """Ring buffer of the last residuals g of each row and of what is mixed, the goals.
+    """Ring buffer of the last residuals g of each row, and of the vectors that are mixed: goals.
 
-    A goal is T(y) + (damping − 1) g, which is the image without damping. `gram` holds ⟨gᵢ, gⱼ⟩ with
-    the ridge on its diagonal; each iteration updates one row and one column. `in_use` is 0 for the
-    slots that a restart has emptied and 1 for the others, and None where nothing has restarted. An
-    empty slot has ∞ on the diagonal of `gram` and zeros in the rest of its row and column.
+    A goal is T(y) + (damping − 1) g; without damping it is the image. `gram` holds ⟨gᵢ, gⱼ⟩ with
+    the ridge on its diagonal; each iteration updates one row and one column. `in_use` is 0 for
+    slots emptied by a restart and 1 for the others, or None if no row has restarted. An empty slot
+    has ∞ on the diagonal of `gram` and zeros in the rest of its row and column.
     """
 
     goals: Tensor
@@ -36,7 +36,7 @@ class History(Memory):
 
     def __post_init__(self) -> None:
         self.slots = self.gram.shape[1]
-        # Views are made once: an index takes as long as an operation on small states.
+        # Views are made once: indexing takes as long as an operation on a small state.
         self.goal_slots, self.residual_slots = self.goals.unbind(1), self.residuals.unbind(1)
         self.gram_rows, self.gram_columns = self.gram.unbind(1), self.gram.unbind(2)
         self.ones = self.gram.new_ones(self.gram.shape[0], self.slots, 1)
@@ -46,7 +46,7 @@ class History(Memory):
         self.__post_init__()
 
     def difference(self, image: Tensor, point: Tensor) -> Tensor:
-        """Return T(y) − y, in the slot that `push` fills next."""
+        """Return T(y) − y, written into the slot that `push` fills next."""
         return torch.sub(image, point, out=self.residual_slots[self.written % self.slots])
 
     def push(self, image: Tensor, change: Tensor, damping: float, ridge: float) -> tuple[int, int]:
@@ -59,7 +59,7 @@ class History(Memory):
         self.written += 1
         used = min(self.written, self.slots)
         goal, residual = self.goal_slots[slot], self.residual_slots[slot]
-        if change.data_ptr() != residual.data_ptr():  # not made by `difference`
+        if change.data_ptr() != residual.data_ptr():  # not computed by `difference`
             residual.copy_(change)
         if damping == 1:
             goal.copy_(image)
@@ -82,7 +82,7 @@ class History(Memory):
         return tensor if used == self.slots else tensor[:, :used]
 
     def forget(self, rows: Tensor, slot: int) -> None:
-        """Empty all slots of these rows but this one, or this one too if its residual is zero."""
+        """Empty all slots of these rows except `slot`, and `slot` too if its residual is zero."""
         newest = torch.zeros_like(self.gram[0, 0])
         newest[slot] = 1.0
         square = self.gram[:, slot, slot, None]
@@ -96,20 +96,25 @@ class History(Memory):
 
 @dataclass(frozen=True, kw_only=True)
 class Anderson(Solver[History]):
-    """y ← Σ αᵢ T(yᵢ) with α the minimizer of ‖Σ αᵢ gᵢ‖, Σ αᵢ = 1, gᵢ = T(yᵢ) − yᵢ.
+    """Anderson acceleration of type II (Walker and Ni, 2011).
 
-    (Walker and Ni, 2011.) The ridge is relative to each residual's own size, so that a solve does
-    not depend on the scale of the problem. A row whose coefficients are not finite or exceed `cap`
-    in the 1-norm (a nearly singular system), or whose residual jumps by `restart_growth`, forgets
-    its history and takes a plain step.
+    y ← Σ αᵢ T(yᵢ) with α the minimizer of ‖Σ αᵢ gᵢ‖, Σ αᵢ = 1, gᵢ = T(yᵢ) − yᵢ. A sample with a
+    nearly singular system, or whose residual jumps, drops its history and takes a plain step.
 
-    memory: how many earlier points are mixed.
-    damping: 1 mixes images only; less mixes in the points themselves; more goes beyond the images,
-        for maps whose steps are as short as their steepest direction asks for.
+    Args:
+        memory: Number of points that are mixed.
+        ridge: Regularization of the system, relative to the squared norm of each residual.
+        cap: Restart a sample whose coefficients exceed this 1-norm or are not finite.
+        damping: 1 mixes images only, less than 1 also the points themselves. More than 1
+            extrapolates beyond the images, for maps that take short steps.
+        restart_growth: Restart a sample when its residual exceeds the smallest one in its history
+            by this factor.
+        tolerance, max_iterations, stop, check_minimum: See `Method`.
+        patience, check_every, drop_share: See `Solver`.
 
     Examples:
-        >>> f, mixing = lambda z, x: torch.cos(z) + x, eq.Anderson(memory=3, tolerance=1e-6)
-        >>> round(eq.fixed_point(f, torch.zeros(1, 1), solver=mixing).item(), 4)
+        >>> f, solver = lambda z, x: torch.cos(z) + x, eq.Anderson(memory=3, tolerance=1e-6)
+        >>> round(eq.fixed_point(f, torch.zeros(1, 1), solver=solver).item(), 4)
         0.7391
     """
 
@@ -135,7 +140,7 @@ class Anderson(Solver[History]):
         # Slots are read only once they have been written.
         scratch = Scratch(start, 2 * rows * self.memory * size)
         goals, residuals = scratch.room.view(2, rows, self.memory, size)
-        # The systems have a handful of unknowns: double precision costs nothing and saves digits.
+        # The systems are so small that double precision costs nothing.
         double = torch.float32 if start.device.type == "mps" else torch.float64
         gram = start.new_zeros(rows, self.memory, self.memory, dtype=double)
         return History(goals, residuals, gram, scratch)
@@ -145,19 +150,19 @@ class Anderson(Solver[History]):
         if used == 1:
             return image if self.damping == 1 else memory.goals[:, 0].clone()
         weights = self._weights(memory, slot, used)
-        # Row by row, not as the linear solve left them: that product takes thrice the time.
+        # The linear solve returns another memory layout, for which `bmm` takes three times as long.
         weights = weights.to(image.dtype, memory_format=torch.contiguous_format)
         return torch.bmm(weights.unsqueeze(1), memory.first(memory.goals, used)).squeeze(1)
 
     def _weights(self, memory: History, slot: int, used: int) -> Tensor:
-        """Return the coefficients α of each row; rows with unsound ones restart."""
+        """Return the coefficients α of each row; rows with unsound coefficients restart."""
         gram = memory.gram if used == self.memory else memory.gram[:, :used, :used]
         ones = memory.first(memory.ones, used)
         if memory.in_use is not None:
             ones = memory.in_use[:, :used].unsqueeze(2)
         weights: Tensor = torch.linalg.solve_ex(gram, ones)[0].squeeze(2)
         weights /= weights.sum(dim=1, keepdim=True)
-        # NaN counts as unsound. A residual of zero makes the system singular: its solution is NaN.
+        # NaN counts as unsound. A zero residual makes the system singular: its solution is NaN.
         squares = gram.diagonal(dim1=1, dim2=2)
         largest = squares.amin(dim=1).mul_(self.restart_growth**2)
         sound = weights.abs().sum(dim=1) <= self.cap

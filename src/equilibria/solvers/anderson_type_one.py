@@ -14,9 +14,9 @@ from equilibria.solvers.base import Memory, Solver
 
 @dataclass
 class StepDifferences(Memory):
-    """The last differences of points and of residuals of each row, in buffers allocated once.
+    """Last differences of points and of residuals of each row, in preallocated buffers.
 
-    `products` holds ⟨Δy_i, Δg_j⟩ and is updated by one row and one column an iteration.
+    `products` holds ⟨Δy_i, Δg_j⟩; each iteration updates one row and one column.
     """
 
     points: Tensor
@@ -26,26 +26,31 @@ class StepDifferences(Memory):
     last_point: Tensor
     last_residual: Tensor
     smallest: Tensor
-    """The smallest residual of each row since its last restart."""
+    """Smallest residual of each row since its last restart."""
     scratch: Scratch
     written: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class AndersonTypeOne(Solver[StepDifferences]):
-    """y ← T(y) − (ΔY + ΔG) γ with (ΔYᵀΔG) γ = ΔYᵀg, g = T(y) − y.
+    """Anderson acceleration of type I (Fang and Saad, 2009; Zhang et al., 2020).
 
-    (Fang and Saad, 2009; Zhang et al., 2020.) Where type II minimizes the mixed residual, type I is
-    Broyden's "good" method in this form: often better on the joint systems of input optimization,
-    and in need of the safeguards here. The ridge is relative to the size of each difference,
-    coefficients are capped in the 1-norm, and a row whose residual jumps by `restart_growth` starts
-    again.
+    y ← T(y) − (ΔY + ΔG) γ with (ΔYᵀΔG) γ = ΔYᵀg, g = T(y) − y. Type II minimizes the mixed
+    residual; type I is a form of Broyden's "good" method. It is often better on the joint systems
+    of input optimization, but needs the safeguards `ridge`, `cap` and `restart_growth`.
 
-    memory: how many differences are kept.
+    Args:
+        memory: Number of differences that are stored.
+        ridge: Regularization of the system, relative to the norm of each difference.
+        cap: Restart a sample whose coefficients γ exceed this 1-norm; infinity sets no limit.
+        restart_growth: Restart a sample when its residual exceeds the smallest since its last
+            restart by this factor.
+        tolerance, max_iterations, stop, check_minimum: See `Method`.
+        patience, check_every, drop_share: See `Solver`.
 
     Examples:
-        >>> f, mixing = lambda z, x: torch.cos(z) + x, eq.solvers.AndersonTypeOne(tolerance=1e-6)
-        >>> round(eq.fixed_point(f, torch.zeros(1, 1), solver=mixing).item(), 4)
+        >>> f, solver = lambda z, x: torch.cos(z) + x, eq.solvers.AndersonTypeOne(tolerance=1e-6)
+        >>> round(eq.fixed_point(f, torch.zeros(1, 1), solver=solver).item(), 4)
         0.7391
     """
 
@@ -58,7 +63,7 @@ class AndersonTypeOne(Solver[StepDifferences]):
         super().__post_init__()
         check_at_least_one(memory=self.memory)
         check_not_negative(ridge=self.ridge)
-        if not self.cap > 0:  # Infinity is no limit.
+        if not self.cap > 0:  # infinity sets no limit
             raise ValueError(f"cap must be positive, got {self.cap}")
         check_above_one(restart_growth=self.restart_growth)
 
@@ -114,8 +119,8 @@ class AndersonTypeOne(Solver[StepDifferences]):
         slot: int,
         used: int,
     ) -> Tensor:
-        """The coefficients γ of each row; slots that a restart has emptied get none."""
-        # The system has a handful of unknowns: double precision costs nothing and saves digits.
+        """Return the coefficients γ of each row; zero for slots that a restart has emptied."""
+        # The system is so small that double precision costs nothing.
         double = torch.float32 if points.device.type == "mps" else torch.float64
         sizes = torch.linalg.vector_norm(points, dim=2).to(double)
         usable = memory.valid[:, :used] & (sizes > 0)

@@ -1,4 +1,4 @@
-"""The solver that suits what is known of the map."""
+"""Automatic choice of a solver from the known properties of the map."""
 
 from __future__ import annotations
 
@@ -20,43 +20,53 @@ from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.solution import Solution, Status
 
 STRONG_CONTRACTION = 0.35
-"""With a proven factor below this, plain steps need no help: 1e-4 takes nine at the most."""
+"""Largest contraction factor at which plain steps are the best choice: a tolerance of 1e-4 takes at
+most nine."""
 
 SMALL_STATE = 4096
-"""Numbers a sample below which a step of the map costs no more than Anderson's bookkeeping, and
-next to nothing to remember one more of them."""
+"""Largest state size per sample at which a step of the map costs no more than Anderson's
+bookkeeping, and storing one more point costs little."""
 
-FEW_DIGITS = 1e-4
-"""Looser tolerances than this take few steps: it matters most then what each of them costs."""
+LOOSE_TOLERANCE = 1e-4
+"""Tolerances above this need few iterations, so the cost per iteration matters most."""
 
-LONG_MEMORY = 5
-"""Points that are mixed where states are small."""
+SMALL_STATE_MEMORY = 5
+"""Smallest number of mixed points for small states."""
 
-LONGER_STEPS = 1.3
-"""Times those of the map, where it is a gradient step on an objective of curvature 1 at the most:
-steps of up to 2 are stable there, and these save one evaluation in ten or twenty."""
+EXTENDED_STEP = 1.3
+"""Step size, in units of the map's step, if the map is a gradient step on an objective of curvature
+at most 1. Steps of up to 2 are stable there; this one saves 5 to 10 % of the evaluations."""
 
 PATIENCE = 10
 """Iterations without progress after which a sample with a hidden objective descends on it."""
 
-LONG_BUDGET = 50
-"""Who allows fewer iterations than this wants to be done by then: no descent follows."""
+MIN_DESCENT_ITERATIONS = 50
+"""Smallest `max_iterations` at which a descent may follow; fewer request a short solve."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(Anderson):
-    """Picks by what the cell states; Anderson's method where nothing speaks for another.
+    """Automatic choice of the solver from the properties that the cell declares.
 
-    A contraction proven to be strong: Picard. A symmetric Jacobian without negative eigenvalues (a
-    hidden objective with a concave energy): Anderson's method with longer steps; where states are
-    small with a longer memory, or, for a loose tolerance, accelerated gradient descent, which costs
-    two vectors and no linear algebra. `Solution.solver` says which one it was. The thresholds come
-    from the tables in docs/benchmarks.md; `equilibria tune` measures your own model.
+    | property of the map | solver |
+    |---|---|
+    | proven strong contraction | `Picard` |
+    | monotone (see `FixedPointProblem`), small state, loose tolerance | `Accelerated` |
+    | monotone | `Anderson` with longer steps |
+    | other | `Anderson` |
 
-    A sample whose residual stops falling, because the map does not contract, goes on by `Descent`
-    if there is a hidden objective: a convex one is minimized in any case. It begins with what the
-    plain steps have seen. That may cost many times `max_iterations`; below fifty of them there is
-    no descent.
+    `Solution.solver` names the choice. The thresholds come from the tables in docs/benchmarks.md;
+    `equilibria tune` measures your own model.
+
+    If there is a hidden objective, a sample whose residual stops falling continues with `Descent`,
+    which always minimizes a convex objective. It starts from the iterates computed so far and may
+    cost many times `max_iterations`. Descent needs `max_iterations >= 50`.
+
+    Args:
+        memory, ridge, cap, damping, restart_growth: See `Anderson`; `damping` other than 1 keeps
+            its step size.
+        tolerance, max_iterations, stop, check_minimum: See `Method`.
+        patience, check_every, drop_share: See `Solver`. Setting `patience` disables the descent.
 
     Examples:
         >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)), solver="auto")
@@ -69,18 +79,22 @@ class Auto(Anderson):
         return Anderson.__name__
 
     def choose(self, problem: FixedPointProblem) -> Solver[Any] | None:
-        """The solver for this problem, or None for Anderson's method."""
-        limits: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(Solver)}
+        """Return the solver for a problem, or None for Anderson's method with these settings.
+
+        Args:
+            problem: Problem to solve.
+        """
+        limits: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Solver)}
         limits["patience"] = self.patience_with(problem)
         if problem.contraction is not None and problem.contraction <= STRONG_CONTRACTION:
             return Picard(**limits)
         small = problem.packing.size <= SMALL_STATE
-        if problem.monotone and small and self.tolerance > FEW_DIGITS:
+        if problem.monotone and small and self.tolerance > LOOSE_TOLERANCE:
             return Accelerated(**limits)
         if problem.monotone and self.damping == 1:
-            own = {one.name: getattr(self, one.name) for one in fields(Anderson)}
-            memory = max(self.memory, LONG_MEMORY) if small else self.memory
-            return Anderson(**{**own, **limits, "damping": LONGER_STEPS, "memory": memory})
+            options = {f.name: getattr(self, f.name) for f in fields(Anderson)}
+            memory = max(self.memory, SMALL_STATE_MEMORY) if small else self.memory
+            return Anderson(**{**options, **limits, "damping": EXTENDED_STEP, "memory": memory})
         return None
 
     def run(
@@ -90,19 +104,19 @@ class Auto(Anderson):
         run = super().run if chosen is None else chosen.run
         if not self._may_descend(problem):
             return run(problem, trace=trace)
-        watched = WatchedProblem(problem)
-        solution = run(watched.problem, trace=trace)
+        recorded = RecordedProblem(problem)
+        solution = run(recorded.problem, trace=trace)
         rows = (solution.status != int(Status.CONVERGED)).nonzero().squeeze(1)
         if not len(rows):
             return solution
-        return self._descend(problem, solution, rows, trace, watched.points(rows))
+        return self._descend(problem, solution, rows, trace, recorded.points(rows))
 
     def patience_with(self, problem: FixedPointProblem) -> int | None:
         return PATIENCE if self._may_descend(problem) else self.patience
 
     def _may_descend(self, problem: FixedPointProblem) -> bool:
-        long = self.max_iterations >= LONG_BUDGET and self.patience is None
-        return long and problem.potential is not None
+        enabled = self.max_iterations >= MIN_DESCENT_ITERATIONS and self.patience is None
+        return enabled and problem.potential is not None
 
     def _descend(
         self,
@@ -112,25 +126,25 @@ class Auto(Anderson):
         trace: bool | Literal["states"],
         visited: list[tuple[Tensor, Tensor]],
     ) -> Solution:
-        """The solution, with these rows solved to their end by `Descent`."""
+        """Return the solution with these rows continued by `Descent`."""
         packed = problem.pack(first.state)
         rest = problem.in_context(first.context).keep(rows).started_at(problem.unpack(packed[rows]))
         second = self.minimizer.run(rest, trace=trace, visited=visited)
         return first.continued(problem, rows, second)
 
 
-class WatchedProblem:
-    """A problem whose evaluations are remembered as far as a descent can go on from them.
+class RecordedProblem:
+    """A problem that records its last evaluations, from which a descent can start.
 
-    That is y and d = −∇E(y) where the map is σ(d), the states are small, and until samples are
-    dropped: of these the last, as many as a quasi-Newton step remembers. `step` computes what the
-    cell's own step computes. Monotone maps, which rarely need a descent, are not watched: to keep
-    what each step has computed takes a tenth of the time of a solve, and a quarter of a long one.
+    Records y and d = −∇E(y) of as many evaluations as the quasi-Newton method stores, until samples
+    are dropped from the batch. Only for maps σ(d) on small states: `step` then computes the same as
+    the cell's step. Monotone maps rarely need a descent, and recording takes a tenth to a quarter
+    of the time of a solve, so they are not recorded.
     """
 
     def __init__(self, problem: FixedPointProblem) -> None:
         self.problem = problem
-        self.seen: deque[tuple[State, State]] = deque(maxlen=PAIRS + 1)
+        self.evaluations: deque[tuple[State, State]] = deque(maxlen=PAIRS + 1)
         self.samples = batch_size(problem.start)
         potential = problem.potential
         if (
@@ -148,10 +162,10 @@ class WatchedProblem:
     def step(self, state: State, context: Context) -> State:
         descent = self.potential.energy.descent(state, context)
         if batch_size(state) == self.samples:
-            self.seen.append((state, descent))
+            self.evaluations.append((state, descent))
         return map_state(self.potential.activation, descent)
 
     def points(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """What is known of these samples."""
-        found = [(self.problem.pack(y), self.problem.pack(d)) for y, d in self.seen]
-        return [(y[rows], d[rows]) for y, d in found]
+        """Return the recorded pairs (y, d) of these samples, packed."""
+        packed = [(self.problem.pack(y), self.problem.pack(d)) for y, d in self.evaluations]
+        return [(y[rows], d[rows]) for y, d in packed]

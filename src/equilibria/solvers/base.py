@@ -1,4 +1,4 @@
-"""The solver base class, and the one loop that every solver runs in."""
+"""Base class of solvers that iterate a map, with the loop that all of them share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from equilibria.solvers.solution import Solution
 
 
 class Memory:
-    """What a solver remembers of earlier iterations: tensors with one row per problem."""
+    """Memory of a solver between iterations: tensors with one row per problem."""
 
     def difference(self, image: Tensor, point: Tensor) -> Tensor:
-        """Return T(y) − y; a memory may write it where the next `propose` needs it."""
+        """Return T(y) − y; subclasses may write it into a buffer that `propose` reads."""
         return image - point
 
     def keep(self, rows: Tensor) -> None:
@@ -31,7 +31,7 @@ class Memory:
                 setattr(self, name, value[rows])
 
     def end(self) -> None:
-        """Release the buffers; the memory is not used any more."""
+        """Release the buffers at the end of a solve."""
         for value in vars(self).values():
             if isinstance(value, Scratch):
                 value.give_back()
@@ -44,30 +44,30 @@ M = TypeVar("M", bound=Memory)
 class Solver(Method, Generic[M]):
     """Base class of solvers that iterate a map. A subclass defines `begin` and `propose`.
 
-    `begin` makes the memory of the solver, `propose` returns the point at which the map is
-    evaluated next. The loop in `run` does the rest: limits, stopping each sample on its own, the
-    best point so far, non-finite values, tracing, and removing finished samples from the batch.
+    `begin` creates the memory of the solver; `propose` returns the point at which the map is
+    evaluated next. The loop in `run` handles limits, per-sample stopping, the best point so far,
+    non-finite values, tracing, and the removal of finished samples from the batch.
 
     Args:
         tolerance: Relative residual ‖T(y) − y‖/‖T(y)‖ at which a sample has converged.
         max_iterations: Largest number of evaluations of the map per sample.
         stop: Stopping criterion that replaces the tolerance.
-        check_minimum: Test whether a sample has converged to a minimum where the hidden objective
-            is not known to be convex, by a few products with its Hessian, and descend from any
-            other point. Without the test such a sample has `Status.STATIONARY`.
+        check_minimum: If the hidden objective is not known to be convex, test with a few Hessian
+            products whether each converged sample is a minimum, and descend if it is not. Without
+            the test such a sample has `Status.STATIONARY`.
         patience: Every `patience` iterations, give up samples whose residual has fallen too little
             to reach the tolerance in time. Before the first of these checks, give up samples whose
-            residual does not fall in a step: the map does not contract. None: never.
-        check_every: Number of iterations between two host synchronizations, which find out which
-            samples have ended. Samples stop at the same iterates whatever it is, but are evaluated
-            in vain for a while. Values above 1 pay on devices where reading stalls the queue.
-        drop_share: Share of finished samples at which they are removed from the batch (1: not
-            before all are). Removal copies the memory of the solver, so a solver with a long memory
-            waits longer.
+            residual does not fall in every step: the map does not contract. None never gives up.
+        check_every: Number of iterations between two host synchronizations, which count the
+            running samples. The results do not depend on it, but finished samples are evaluated
+            until the next synchronization. Values above 1 help where reading stalls the device.
+        drop_share: Share of finished samples at which they are removed from the batch; with 1 the
+            batch keeps its size. Removal copies the memory of the solver, so it pays later for a
+            solver with a long memory.
 
     Examples:
-        >>> patient = eq.Anderson(tolerance=1e-6, max_iterations=500)  # as all solvers
-        >>> isinstance(patient, eq.solvers.Solver), patient.max_iterations
+        >>> solver = eq.Anderson(tolerance=1e-6, max_iterations=500)
+        >>> isinstance(solver, eq.solvers.Solver), solver.max_iterations
         (True, 500)
     """
 
@@ -82,35 +82,51 @@ class Solver(Method, Generic[M]):
 
     @abstractmethod
     def begin(self, start: Tensor) -> M:
-        """Return the memory before the first iteration; `start` has shape `(problems, size)`."""
+        """Return the memory before the first iteration.
+
+        Args:
+            start: Point at which the solve starts, shape (problems, size).
+        """
 
     @abstractmethod
     def propose(self, memory: M, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
         """Return the next point.
 
         Args:
-            memory: What `begin` returned; to be updated.
-            point: The last point y, shape (problems, size).
-            image: T(y).
-            change: T(y) − y.
+            memory: Memory returned by `begin`, updated in place.
+            point: Last point y, shape (problems, size).
+            image: T(y), shape (problems, size).
+            change: T(y) − y, shape (problems, size).
         """
 
     @property
     def steady(self) -> bool:
         """Whether the residual falls in every step if the map contracts, to first order.
 
-        It does for plain steps, and for T of the mixture with the smallest residual.
+        True for plain steps, and for the image of the mixture with the smallest residual.
         """
         return True
 
     def patience_with(self, problem: FixedPointProblem) -> int | None:
-        """Return the patience with this problem: less where there is another way to solve it."""
+        """Return the patience for `problem`; a subclass with a fallback method may lower it.
+
+        Args:
+            problem: Problem to solve.
+        """
         return self.patience
 
     def run(
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
-        """Iterate until every sample has ended; without the minimum check of `solve`."""
+        """Iterate until every sample has ended, without the minimum check of `solve`.
+
+        Args:
+            problem: Map, context and start.
+            trace: True records the residuals of all iterations, "states" also the states.
+
+        Returns:
+            State, status and residual of every sample.
+        """
         criterion = self.criterion
         if notes := criterion.notes():
             problem = problem.in_context(problem.context.with_sample(**notes))
@@ -142,10 +158,15 @@ class Solver(Method, Generic[M]):
             )
             if recorder is not None:
                 recorder.record(rows, image)
-            left = self.max_iterations - iteration
-            if patience is not None and left and rows.running_count and iteration % patience == 0:
-                rows.give_up_stalled(self.tolerance, left / patience)
-            if not left or not rows.running_count:
+            remaining = self.max_iterations - iteration
+            if (
+                patience is not None
+                and remaining
+                and rows.running_count
+                and iteration % patience == 0
+            ):
+                rows.give_up_stalled(self.tolerance, remaining / patience)
+            if not remaining or not rows.running_count:
                 break
             point = propose(memory, point, image, change)
             del change  # as large as the state, and not needed while the map is evaluated

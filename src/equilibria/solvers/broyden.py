@@ -16,16 +16,16 @@ from equilibria.solvers.base import Memory, Solver
 class InverseJacobian(Memory):
     """B = −I + UᵀV, an approximation of the inverse Jacobian of y ↦ T(y) − y, for each row.
 
-    The pairs (u_i, v_i) lie in buffers of `rank` slots allocated once. When they are full B starts
-    again from −I: overwriting the oldest pair would leave those made on top of it wrong.
+    The pairs (u_i, v_i) are stored in preallocated buffers of `rank` slots. When these are full, B
+    restarts from −I: overwriting the oldest pair would invalidate those that were built on it.
     """
 
     left: Tensor
     right: Tensor
     step: Tensor | None
-    """The last step y_k − y_{k−1} = −B g_{k−1}; None before the first."""
+    """Last step y_k − y_{k−1} = −B g_{k−1}; None before the first."""
     smallest: Tensor
-    """The smallest residual of each row since its last restart."""
+    """Smallest residual of each row since its last restart."""
     scratch: Scratch
     written: int = 0
 
@@ -35,15 +35,21 @@ class InverseJacobian(Memory):
 
 @dataclass(frozen=True, kw_only=True)
 class Broyden(Solver[InverseJacobian]):
-    """y ← y − B g(y), g(y) = T(y) − y, with Broyden's "good" rank-one updates of B ≈ (∂g/∂y)⁻¹.
+    """Broyden's "good" method y ← y − B g(y), g(y) = T(y) − y, B ≈ (∂g/∂y)⁻¹.
 
-    (Broyden, 1965; for equilibrium models Bai et al., 2019.) Memory is bounded by `rank`, whatever
-    the number of iterations. A row whose residual jumps by `restart_growth` starts again from
-    B = −I, a plain step, and an update whose denominator vanishes is left out.
+    (Broyden, 1965; for equilibrium models Bai et al., 2019.) Updates whose denominator nearly
+    vanishes are skipped.
+
+    Args:
+        rank: Largest number of rank-one updates of B that are stored.
+        restart_growth: Restart a sample from B = −I, which is a plain step, when its residual
+            exceeds its smallest residual by this factor.
+        tolerance, max_iterations, stop, check_minimum: See `Method`.
+        patience, check_every, drop_share: See `Solver`.
 
     Examples:
-        >>> f, quasi_newton = lambda z, x: torch.cos(z) + x, eq.Broyden(rank=5, tolerance=1e-6)
-        >>> round(eq.fixed_point(f, torch.zeros(1, 1), solver=quasi_newton).item(), 4)
+        >>> f, solver = lambda z, x: torch.cos(z) + x, eq.Broyden(rank=5, tolerance=1e-6)
+        >>> round(eq.fixed_point(f, torch.zeros(1, 1), solver=solver).item(), 4)
         0.7391
     """
 
@@ -98,7 +104,7 @@ class Broyden(Solver[InverseJacobian]):
         return following
 
     def _apply(self, memory: InverseJacobian, vector: Tensor) -> Tensor:
-        """B v."""
+        """Return B v."""
         left, right = memory.pairs()
         weights = torch.bmm(vector.unsqueeze(1), right.mT)
         applied: Tensor = torch.bmm(weights, left).squeeze(1) - vector
@@ -107,7 +113,7 @@ class Broyden(Solver[InverseJacobian]):
     def _update(
         self, memory: InverseJacobian, step: Tensor, applied: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The pair (u, v) of B ← B + u vᵀ, and whether it can be trusted.
+        """Return the pair (u, v) of B ← B + u vᵀ, and whether it is numerically sound.
 
         u = (s − B d)/(sᵀB d), v = Bᵀs with s the last step and d = g_k − g_{k−1}. Since
         s = −B g_{k−1}, B d = B g_k + s: one application of B serves both, and u = −B g_k/(sᵀB d).

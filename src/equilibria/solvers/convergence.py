@@ -1,4 +1,4 @@
-"""When a solve has converged, and when it has diverged: the one rule that all solvers share."""
+"""Convergence and divergence tests that all solvers share."""
 
 from __future__ import annotations
 
@@ -21,46 +21,51 @@ if TYPE_CHECKING:
     from equilibria.solvers.problem import FixedPointProblem
 
 DIVERGENCE_FACTOR = 1e6
-"""A residual this many times larger than the first residuals and images has diverged."""
+"""A solve has diverged if its residual exceeds this multiple of its first residuals and images."""
 
 FIRST_ITERATIONS = 3
-"""How many iterations set that scale: a normalized map brings a faint input to full size in two."""
+"""Number of iterations that set this scale. A map with normalization brings a small input to full
+size within two."""
 
 
-PRECISION = 4
-"""The finest tolerance, in units of the precision of the numbers."""
+MIN_TOLERANCE_EPSILONS = 4
+"""Smallest tolerance, in units of the machine epsilon."""
 
-ROOM = 1e9
-"""For growth up to divergence, and for the sum of the squares in a row."""
+OVERFLOW_MARGIN = 1e9
+"""Factor kept free below overflow and above underflow of squared norms: for growth up to the
+divergence limit, and for summing the squares of a row."""
 
 
 def finest_tolerance(dtype: torch.dtype) -> float:
-    """Return the smallest tolerance that a solve in this type can be held to.
+    """Return the smallest tolerance of solves in this type.
 
     Below it, rounding decides which samples reach the tolerance, and rounding depends on the size
     of the batch.
     """
-    return PRECISION * torch.finfo(dtype).eps
+    return MIN_TOLERANCE_EPSILONS * torch.finfo(dtype).eps
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """The norm of each row."""
+    """Return the norm of each row."""
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
     return norms
 
 
 def row_units(*buffers: Tensor) -> Tensor | None:
-    """About the largest number of each row, as a power of two; 1 where that is ordinary: (rows, 1).
+    """Return units that avoid overflow and underflow when a row is squared, shape (rows, 1).
 
-    In these units no square of a row vanishes or overflows, nor of what a solve makes of it, which
-    is 1e6 times larger at most, or smaller by as many digits as the numbers have. None where all
-    rows are ordinary, which costs a norm to know.
+    The unit of a row is about its largest number, as a power of two, or 1 if the norm of the row is
+    neither extremely small nor extremely large. The margin covers iterates that grow by a factor of
+    1e6, and differences as small as the machine epsilon.
+
+    Returns:
+        The units, or None if all are 1.
     """
     norms = functools.reduce(torch.maximum, map(row_norms, buffers))
     if not norms.numel() or not buffers[0].shape[1]:
         return None
     info = torch.finfo(norms.dtype)
-    low, high = ROOM * math.sqrt(info.tiny), math.sqrt(info.max) / ROOM
+    low, high = OVERFLOW_MARGIN * math.sqrt(info.tiny), math.sqrt(info.max) / OVERFLOW_MARGIN
     smallest, largest_norm = torch.stack(torch.aminmax(norms)).tolist()
     if low < smallest and largest_norm < high:
         return None
@@ -72,9 +77,13 @@ def row_units(*buffers: Tensor) -> Tensor | None:
 
 
 def row_rounding(unit: Tensor, size: int) -> Tensor:
-    """The norm, in these units, of what a row of `size` numbers loses to rounding near zero.
+    """Return the norm, in these units, of the error that subnormal numbers add to a row.
 
-    Below the smallest normal number digits are missing, however small the error of the arithmetic.
+    Below the smallest normal number of the type, numbers have fewer digits.
+
+    Args:
+        unit: Unit of each row, shape (rows, 1).
+        size: Number of entries of a row.
     """
     info = torch.finfo(unit.dtype)
     lost = math.sqrt(size) * info.tiny * info.eps / unit[:, 0]
@@ -82,9 +91,12 @@ def row_rounding(unit: Tensor, size: int) -> Tensor:
 
 
 def relative_residual(absolute: Tensor, size: Tensor, floor: Tensor | None = None) -> Tensor:
-    """‖T(y) − y‖ ÷ ‖T(y)‖, or ‖g − Au‖ ÷ ‖g‖; zero where the residual vanishes.
+    """Return ‖T(y) − y‖ / ‖T(y)‖, or ‖g − Au‖ / ‖g‖; zero where the residual is zero.
 
-    floor: the smallest size to divide by. A fixed point at zero has no scale of its own.
+    Args:
+        absolute: Absolute residual of each row.
+        size: Norm that residuals are relative to.
+        floor: Smallest size to divide by, for fixed points at zero.
     """
     if floor is not None:
         return absolute / torch.maximum(size, floor)
@@ -92,24 +104,24 @@ def relative_residual(absolute: Tensor, size: Tensor, floor: Tensor | None = Non
 
 
 def final_status(converged: Tensor, finite: Tensor) -> Tensor:
-    """The status of problems that have stopped: what is not finite has diverged."""
+    """Return the status of problems that have stopped; those that are not finite have diverged."""
     status = torch.where(converged, int(Status.CONVERGED), int(Status.OUT_OF_ITERATIONS))
     return torch.where(finite, status, int(Status.DIVERGED)).to(torch.int8)
 
 
 class Residuals(NamedTuple):
-    """How far the rows of an iterate y are from their images T(y), in the units of the problem."""
+    """Residuals of the rows of an iterate y, in the units of the problem."""
 
     absolute: Tensor
     """‖T(y) − y‖."""
     relative: Tensor
-    """÷ ‖T(y)‖."""
+    """‖T(y) − y‖ / ‖T(y)‖."""
     bounded: Tensor
-    """False where a row is not finite, or has grown past all that was seen first."""
+    """False where a row is not finite or exceeds the divergence limit."""
 
 
 class Scale:
-    """What the first iterate says of each row: where it has diverged, and what counts as zero."""
+    """Scale of each row, set by its first iterates: divergence limit and smallest divisor."""
 
     def __init__(self, least: float = 0.0) -> None:
         self.least = least
@@ -117,15 +129,21 @@ class Scale:
         self.limit: Tensor | None = None
         self.floor: Tensor | None = None
         self.measured = 0
-        """How often `measure` was called."""
+        """Number of calls of `measure`."""
 
     def measure(self, image: Tensor, change: Tensor, rounding: Tensor | None) -> Residuals:
-        """Return the residuals of T(y) and T(y) − y, which are known up to `rounding`."""
+        """Return the residuals of one iteration.
+
+        Args:
+            image: T(y).
+            change: T(y) − y.
+            rounding: Rounding error of the residuals; None if it is negligible.
+        """
         absolute, size = row_norms(change), row_norms(image)
         if self.limit is None or self.floor is None:
             largest = torch.maximum(absolute, size)
             self.limit = DIVERGENCE_FACTOR * largest.clamp_min(self.least)
-            # A fixed point at zero has no scale: rounding of what was seen first sets it.
+            # A fixed point at zero has no scale: the rounding error of the first iterate sets it.
             info = torch.finfo(image.dtype)
             self.floor = (info.eps * largest).clamp_min(info.tiny)
         # NaN compares false with everything: only finite, bounded rows pass.
@@ -147,30 +165,37 @@ class Scale:
 
 
 def _is_known_true(flags: Tensor) -> bool:
-    """Whether all flags are true; False where reading them would stall the device."""
+    """Return whether all flags are true; False if reading them would stall the device."""
     return is_cheap_to_read(flags) and bool(flags.all())
 
 
 @dataclass(frozen=True)
 class Iterate:
-    """What a stopping criterion may look at: the rows that are still in the batch."""
+    """Input of a stopping criterion: one iteration of the rows that are still in the batch.
+
+    Attributes:
+        problem: Problem of these rows: `problem.unpack(image)` is their state, `problem.context`
+            their context.
+        image: T(y), shape (rows, size).
+        residuals: Residuals of each row.
+        is_state: Whether the image is the result of a row that stops here; `Descent` may return
+            the point instead.
+    """
 
     problem: FixedPointProblem
-    """Of these rows: `problem.unpack(image)` is their state, `problem.context` their context."""
     image: Tensor
     residuals: Residuals
     is_state: bool = True
-    """Whether the image is the answer for a row that stops here; `Descent` may answer the point."""
 
 
 class StoppingCriterion(ABC):
-    """When a sample is done. The relative residual is one criterion; others know more.
+    """Base class of stopping criteria, which decide when a sample has converged.
 
-    A criterion is a value without state; what it has to know of the samples it reads from the
-    context of the problem, which shrinks with the batch.
+    A criterion has no state. It reads per-sample data from the context of the problem, which is
+    reduced with the batch; see `notes`.
 
     Examples:
-        >>> class Large(eq.solvers.StoppingCriterion):  # content with ‖T(y)‖ > 1.4
+        >>> class Large(eq.solvers.StoppingCriterion):  # stops at ‖T(y)‖ > 1.4
         ...     def reached(self, iterate):
         ...         return iterate.image.norm(dim=1) > 1.4
         >>> solver = eq.Picard(stop=Large())
@@ -180,20 +205,27 @@ class StoppingCriterion(ABC):
 
     @abstractmethod
     def reached(self, iterate: Iterate) -> Tensor:
-        """For each row whether it may stop."""
+        """Return whether each row may stop, shape (rows,).
+
+        Args:
+            iterate: Current iteration of the rows in the batch.
+        """
 
     def notes(self) -> Mapping[str, Tensor]:
-        """What it has to know of each sample of the batch, to be found in the context."""
+        """Return per-sample tensors to add to the context, by name; `reached` can read them."""
         return {}
 
 
 @dataclass(frozen=True)
 class RelativeResidual(StoppingCriterion):
-    """‖T(y) − y‖ ≤ tolerance · ‖T(y)‖.
+    """Stop at ‖T(y) − y‖ ≤ tolerance · ‖T(y)‖.
+
+    Args:
+        tolerance: Largest relative residual.
 
     Examples:
-        >>> rough = eq.Picard(stop=eq.solvers.RelativeResidual(0.5))
-        >>> eq.fixed_point(lambda z, x: z / 2 + x, torch.ones(1, 1), solver=rough)
+        >>> solver = eq.Picard(stop=eq.solvers.RelativeResidual(0.5))
+        >>> eq.fixed_point(lambda z, x: z / 2 + x, torch.ones(1, 1), solver=solver)
         tensor([[1.5000]])
     """
 
@@ -217,7 +249,7 @@ def solution_of_last_iterate(
     tolerance: float,
     solver: str,
 ) -> Solution:
-    """How far the last iterate `point` is from its image T(point), which is the state."""
+    """Return a solution whose state is T(point), with the residual at `point`."""
     tolerance = max(tolerance, finest_tolerance(problem.state_dtype))
     problem, before, mapped = problem.in_own_units(problem.pack(point), problem.pack(image))
     residuals = Scale().measure(mapped, mapped - before, problem.rounding)

@@ -1,4 +1,4 @@
-"""What all methods that find an equilibrium have in common: settings, start, and the minimum check.
+"""Base class of all methods that compute an equilibrium: settings, start, and the minimum check.
 
 A `Solver` iterates the map (`base.py`); a `Minimizer` descends on the hidden objective
 (`minimize/`). Layers, gradient rules and searches use any `Method`.
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from equilibria.solvers.minimize.base import Minimizer
 
 DESCENT_BUDGET = 100
-"""Largest cost of a descent, in units of `max_iterations`."""
+"""Largest number of evaluations of a descent, in units of `max_iterations`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """A way to find an equilibrium; the base class of `Solver` and `Minimizer`.
+    """Base class of methods that compute an equilibrium: `Solver` and `Minimizer`.
 
     Args:
         tolerance: Relative residual ‖T(y) − y‖/‖T(y)‖ at which a sample has converged.
@@ -52,24 +52,33 @@ class Method(ABC):
     def run(
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
-        """Solve `problem` without the checks that `solve` makes before and after."""
+        """Solve `problem` without the checks that `solve` makes before and after.
+
+        Args:
+            problem: Map, context and start.
+            trace: True records the residuals of all iterations, "states" also the states.
+
+        Returns:
+            State, status and residual of every sample.
+        """
 
     @torch.no_grad()
     def solve(
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
-        """Solve `problem`, each sample to its own end.
+        """Solve `problem`; every sample stops independently of the others.
 
-        A tolerance below four times the precision of the state's numbers counts as that: rounding
-        would decide which samples reach it. A sample that has converged on an objective that is not
-        known to be convex is tested for negative curvature; from a saddle or a maximum it descends.
+        A tolerance below four times the machine epsilon of the state is raised to that value,
+        because rounding would decide which samples reach it. If the hidden objective is not known
+        to be convex, converged samples are tested for negative curvature, and a sample at a saddle
+        or a maximum descends from there.
 
         Args:
-            problem: The map, its context, and where to start.
-            trace: Whether to record the residuals of every iteration, or the states too.
+            problem: Map, context and start.
+            trace: True records the residuals of all iterations, "states" also the states.
 
         Returns:
-            The states, with a status for each sample.
+            State, status and residual of every sample.
         """
         finest = finest_tolerance(problem.state_dtype)
         if self.tolerance < finest:
@@ -90,39 +99,47 @@ class Method(ABC):
 
     @property
     def couples_batch(self) -> bool:
-        """Whether the method itself relates the samples of a batch to each other."""
+        """Whether the method makes the result of a sample depend on the rest of the batch."""
         return False
 
     @property
     def criterion(self) -> StoppingCriterion:
-        """The rule by which a sample has converged."""
+        """Stopping criterion: `stop`, or the relative residual with `tolerance`."""
         return RelativeResidual(self.tolerance) if self.stop is None else self.stop
 
     @property
     def method(self) -> str:
-        """The name of the method in a `Solution`."""
+        """Name of the method in a `Solution`."""
         return type(self).__name__
 
     @property
     def minimizer(self) -> Minimizer:
-        """The method that continues on the hidden objective where this one cannot."""
+        """Method that minimizes the hidden objective where this one cannot continue."""
         from equilibria.solvers.minimize.descent import Descent
 
         budget = DESCENT_BUDGET * self.max_iterations
         return Descent(tolerance=self.tolerance, max_iterations=budget, stop=self.stop)
 
     def unrolled_step(self, point: State, image: State, iteration: int) -> State:
-        """Return the next state where a gradient rule unrolls the iteration.
+        """Return the next state of an iteration that a gradient rule unrolls.
 
-        Plain, y ← T(y), unless a method has a differentiable step of its own.
+        The default is y ← T(y). Methods with another differentiable step override it.
+
+        Args:
+            point: State y.
+            image: T(y).
+            iteration: Number of the iteration, from 1.
         """
         return image
 
     def warm_up(self, problem: FixedPointProblem) -> tuple[FixedPointProblem, Tensor, int]:
-        """Take the start of a problem; iterate plainly while the map is renewed.
+        """Run plain iterations from the start as long as the context is refreshed.
+
+        Args:
+            problem: Problem with the initial context. It releases its start if it is solved once.
 
         Returns:
-            The problem with its final map, the packed point, and the number of steps.
+            The problem with its final context, the packed point, and the number of steps.
         """
         point = problem.take_start()
         steps = 0

@@ -14,11 +14,16 @@ from equilibria.solvers.base import Memory, Solver
 
 @dataclass(frozen=True, kw_only=True)
 class Picard(Solver[Memory]):
-    """y ← (1 − damping)·y + damping·T(y), the iteration of the papers.
+    """Picard iteration y ← (1 − damping)·y + damping·T(y), the iteration of the papers.
 
     For an energy model with ‖∇²E‖ ≤ 1 it is proximal gradient descent on the hidden objective with
-    unit step, so the objective falls at every iteration. Converges at the rate of the contraction:
-    slow near 1; prefer `Accelerated` or `Anderson` there.
+    unit step, so the objective falls in every iteration. It converges at the rate of the
+    contraction, so prefer `Accelerated` or `Anderson` for contraction factors near 1.
+
+    Args:
+        damping: Step size in (0, 1]; 1 is the plain iteration.
+        tolerance, max_iterations, stop, check_minimum: See `Method`.
+        patience, check_every, drop_share: See `Solver`.
 
     Examples:
         >>> f = lambda z, x: z / 2 + x

@@ -1,4 +1,4 @@
-"""A fixed-point problem as solvers see it: a map on the rows of one buffer."""
+"""Fixed-point problems for solvers: a map on the rows of one buffer."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from equilibria.solvers.convergence import row_rounding, row_units
 class Potential:
     """The hidden objective G(y) = 1ᵀf(y) + ½‖y‖² + E(y; x) on the rows of a problem's buffer.
 
-    alpha, damping: of the map whose fixed points are its stationary points (see `EnergyCell`).
-    is_convex: whether G is known to be convex: every stationary point is then a minimum.
+    Args:
+        energy: Energy E.
+        activation: Activation σ, the proximal operator of f.
+        alpha, damping: Parameters of the map (see `EnergyCell`).
+        is_convex: Whether G is known to be convex; every stationary point is then a minimum.
     """
 
     energy: Energy
@@ -33,34 +36,34 @@ class Potential:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the map is σ(−∇E) itself."""
+        """Whether the map is σ(−∇E), without damping."""
         return self.alpha == 1 and self.damping == 1
 
     def evaluate(self, problem: FixedPointProblem, y: Tensor) -> tuple[Tensor, Tensor]:
-        """E(y; x) of each row, and −∇E(y; x)."""
+        """Return E(y; x) of each row, and −∇E(y; x)."""
         state = problem.unpack(y)
         value = self.energy.value(state, problem.context).reshape(-1)
         return value, problem.pack(self.energy.descent(state, problem.context))
 
     def image(self, y: Tensor, descent: Tensor) -> Tensor:
-        """T(y), given −∇E(y; x)."""
+        """Return T(y), given −∇E(y; x)."""
         mapped = self.activation(y + self.damping * (descent - y))
         return y + self.alpha * (mapped - y)
 
     def hessian_product(self, problem: FixedPointProblem, y: Tensor) -> Callable[[Tensor], Tensor]:
-        """Apply v ↦ ∇²E(y; x) v, the derivative of −∇E, which is symmetric, by autograd."""
+        """Return the function v ↦ ∇²E(y; x) v, computed by autograd."""
         return self.linearize(problem, y)[1]
 
     def linearize(
         self, problem: FixedPointProblem, y: Tensor
     ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """−∇E(y; x) of each row, and v ↦ ∇²E(y; x) v, from one evaluation."""
+        """Return −∇E(y; x) of each row and v ↦ ∇²E(y; x) v, from one evaluation."""
         with torch.enable_grad():
             point = y.detach().requires_grad_()
             descent = problem.pack(self.energy.descent(problem.unpack(point), problem.context))
 
         def product(v: Tensor) -> Tensor:
-            if not descent.requires_grad:  # E is linear.
+            if not descent.requires_grad:  # E is linear
                 return torch.zeros_like(v)
             (pulled,) = torch.autograd.grad(
                 descent, point, v, retain_graph=True, materialize_grads=True
@@ -72,10 +75,29 @@ class Potential:
 
 @dataclass
 class FixedPointProblem:
-    """Find y with y = step(y, context), starting from `start`.
+    """Problem of finding y with y = step(y, context), one problem per sample.
 
-    For the first `refresh_until` iterations the context is renewed by `refresh` (signs or
-    perturbations that depend on the state); after them the map is fixed.
+    For the first `refresh_until` iterations, `refresh` computes a new context from the state, for
+    example signs or perturbations that depend on it. After them the map is fixed.
+
+    Attributes:
+        step: The map, called as `step(state, context)`.
+        context: Tensors that the map reads.
+        start: State at which the solve starts.
+        couples_batch: Whether the samples of the batch form one problem.
+        separable: Whether a subset of the samples can be solved without the others, with the same
+            result.
+        refresh: Returns a new context, called as `refresh(state, context)`; None: the map is fixed.
+        refresh_until: Number of iterations with `refresh`.
+        monotone: Whether the Jacobian is symmetric, in a plain or weighted inner product, without
+            negative eigenvalues. The step is then a gradient step, which momentum accelerates.
+        contraction: Proven contraction factor of the map, if one is known without computation.
+        solved_once: Whether the solver may release the start, which is as large as the state.
+        remedy: Advice for failed solves.
+        trace: Iterations to record: True for residuals, "states" also for states.
+        unit: Unit of the numbers of each row, shape (rows, 1); None if it is 1.
+        records_step: Whether every evaluation must call `step` because the caller records calls.
+        potential: Hidden objective whose stationary points are the fixed points, if there is one.
 
     Examples:
         >>> problem = eq.solvers.FixedPointProblem(
@@ -88,29 +110,18 @@ class FixedPointProblem:
     step: Callable[[State, Context], State]
     context: Context
     start: State
-    """Where to start."""
     couples_batch: bool = False
     separable: bool = False
-    """Whether some samples can be solved without the others, to the same end."""
     refresh: Callable[[State, Context], Context] | None = None
     refresh_until: int = 0
     monotone: bool = False
-    """Whether the Jacobian is symmetric (plainly or weighted) with no negative eigenvalue: the
-    step is then a gradient step that momentum can only help."""
     contraction: float | None = None
-    """A factor below which the map is proven to contract, if one is known for nothing."""
     solved_once: bool = False
-    """Whether the solver may let go of the start, which is as large as the state."""
     remedy: str = ""
-    """What to do where the iterations run out, if the map's owner knows."""
     trace: bool | Literal["states"] = False
-    """What is to be recorded of every iteration."""
     unit: Tensor | None = None
-    """What the numbers of each row are counted in, shape (rows, 1); None: in ones."""
     records_step: bool = False
-    """Whether every evaluation must call `step`, because the caller records the calls."""
     potential: Potential | None = None
-    """The hidden objective whose stationary points the fixed points are, if there is one."""
 
     def __post_init__(self) -> None:
         first = state_tensors(self.start)[0]
@@ -120,19 +131,19 @@ class FixedPointProblem:
 
     @property
     def buffer_dtype(self) -> torch.dtype:
-        """The type of iterates and residuals: at least float32, whatever the map computes in."""
+        """Type of iterates and residuals: that of the state, but at least float32."""
         small = self.state_dtype in (torch.float16, torch.bfloat16)
         return torch.float32 if small else self.state_dtype
 
     @property
     def epsilon(self) -> float:
-        """The relative precision of what the map computes."""
+        """Machine epsilon of the type in which the map computes."""
         if torch.is_autocast_enabled(self.device_type):
             return torch.finfo(torch.get_autocast_dtype(self.device_type)).eps
         return torch.finfo(self.state_dtype).eps
 
     def take_start(self) -> Tensor:
-        """The start, packed; a problem that is solved once then no longer holds it."""
+        """Return the packed start; a problem that is solved once releases its own copy."""
         flat = self.pack(self.start)
         if self.solved_once:
             nothing = (tensor.new_empty(0) for tensor in state_tensors(self.start))
@@ -140,7 +151,7 @@ class FixedPointProblem:
         return flat
 
     def pack(self, state: State) -> Tensor:
-        """Return a state as a flat tensor, divided by `unit`."""
+        """Return a state as a flat tensor, shape (problems, size), divided by `unit`."""
         flat = self.packing.pack(state)
         if flat.dtype != (dtype := self.buffer_dtype):
             flat = flat.to(dtype)
@@ -156,9 +167,9 @@ class FixedPointProblem:
     def in_own_units(
         self, point: Tensor, image: Tensor
     ) -> tuple[FixedPointProblem, Tensor, Tensor]:
-        """The problem, a point and its image in units in which norms and products are safe.
+        """Return the problem, a point and its image in units that avoid overflow and underflow.
 
-        They are those of the numbers themselves unless a row is extremely small or large.
+        The units are 1 unless a row is extremely small or large.
         """
         unit = row_units(point, image)
         if unit is None:
@@ -169,33 +180,33 @@ class FixedPointProblem:
 
     @property
     def rounding(self) -> Tensor | None:
-        """How well residuals are known, where that matters."""
+        """Rounding error of the residuals near the smallest normal number; None if `unit` is 1."""
         if self.unit is None:
             return None
         return row_rounding(self.unit, self.packing.size)
 
     def in_numbers(self, norms: Tensor) -> Tensor:
-        """Norms of the rows, counted in ones."""
+        """Return norms of rows in the original units."""
         return norms if self.unit is None else norms * self.unit[:, 0]
 
     def evaluate(self, flat: Tensor) -> Tensor:
-        """T(y) of the rows of `flat`."""
+        """Return T(y) for the rows of `flat`."""
         return self.pack(self.step(self.unpack(flat), self.context))
 
     def in_context(self, context: Context) -> FixedPointProblem:
-        """The same problem in another context."""
+        """Return the problem with another context."""
         other = copy(self)
         other.context = context
         return other
 
     def with_step(self, step: Callable[[State, Context], State]) -> FixedPointProblem:
-        """The same problem, its map computed in another way."""
+        """Return the problem with another implementation of the map."""
         other = copy(self)
         other.step = step
         return other
 
     def lifted(self) -> FixedPointProblem:
-        """The same problem in float64, where the device has it; `step` stays as it is."""
+        """Return the problem in float64 if the device supports it; `step` does not change."""
         if self.potential is None or self.state_dtype == torch.float64 or self.device_type == "mps":
             return self
         context = [t.double() if t.is_floating_point() else t for t in self.context.tensors()]
@@ -206,24 +217,24 @@ class FixedPointProblem:
         return other
 
     def started_at(self, state: State) -> FixedPointProblem:
-        """The same problem with another start, and with nothing left to refresh."""
+        """Return the problem with another start and without `refresh`."""
         other = copy(self)
         other.start, other.refresh = state, None
         return other
 
     def refreshed(self, image: Tensor) -> FixedPointProblem:
-        """The problem with its context renewed at the state `image`."""
+        """Return the problem with the context refreshed at the state `image`."""
         if self.refresh is None:
             return self
         return self.in_context(self.refresh(self.unpack(image), self.context))
 
     def block(self, rows: slice) -> FixedPointProblem:
-        """The problem of some samples, from their starts."""
+        """Return the problem of a slice of the samples."""
         start = map_state(lambda tensor: tensor[rows], self.start)
         return replace(self, context=self.context.keep(rows), start=start)
 
     def keep(self, rows: Tensor) -> FixedPointProblem:
-        """The problem of some rows only."""
+        """Return the problem of a subset of the rows; `start` is not reduced."""
         kept = self.in_context(self.context.keep(rows))
         kept.unit = None if self.unit is None else self.unit[rows]
         return kept

@@ -1,4 +1,4 @@
-"""SAM: among many fixed points, the one of least regularizer."""
+"""SAM: selects the fixed point with the smallest regularizer."""
 
 from __future__ import annotations
 
@@ -20,18 +20,26 @@ from equilibria.solvers.solution import Solution, Trace
 
 @dataclass(frozen=True, kw_only=True)
 class SAM(Picard):
-    """z ← β_k S_{λ_k}(z) + (1 − β_k) T(z), S_λ(z) = (1 − γλ) z − γ∇R(z) (OptEq Eq. 11, Theorem 5).
+    """Sequential averaging, which selects the fixed point with the smallest regularizer R.
 
-    For a map whose fixed points are not unique (‖W‖ = 1) it approaches the one of least R. The
-    schedule is Theorem 5's, read as β_k = η/k^ρ, λ_k = η/k^c with γ = 1/2L, η = min(√2L, L/2, ½)
-    and ρ, c > 0, ρ + 2c < 1 (printed with ρ/k^c for both, which leaves η unused and selects
-    little); L is the Lipschitz constant of ∇R. Selection is slow, like k^−c: twenty iterations, as
-    the paper trains with, only lean towards R. R acts on the state, so the cell must iterate its
-    feature (Deep OptEq, or OptEq in z-space).
+    z ← β_k S_{λ_k}(z) + (1 − β_k) T(z), S_λ(z) = (1 − γλ) z − γ∇R(z) (OptEq Eq. 11, Theorem 5), for
+    maps whose fixed points are not unique (‖W‖ = 1). The schedule is β_k = η/k^ρ, λ_k = η/k^c with
+    γ = 1/2L and η = min(√2L, L/2, ½). The paper prints ρ/k^c for both, which leaves η unused and
+    hardly selects. Selection is slow, like k^−c: the twenty iterations of the paper's training
+    reduce R only a little. R acts on the state, so the state must be the feature (Deep OptEq, or
+    OptEq in z-space).
 
-    Every solve takes `max_iterations` steps K: a small residual says nothing about R. The state is
-    z^K itself, as in Eq. 12, which is no image of T; residual and status are those of z^(K−1), the
-    last point at which T was evaluated.
+    Every solve takes K = `max_iterations` steps, because a small residual does not imply a small R.
+    The state is z^K, as in Eq. 12, which is not an image of T. Residual and status are those of
+    z^(K−1), the last point at which T was evaluated.
+
+    Args:
+        regularizer: Regularizer R, or its name.
+        lipschitz: Lipschitz constant L of ∇R.
+        rho, c: Exponents of the schedule; ρ, c > 0 and ρ + 2c < 1.
+        max_iterations: Number of iterations K.
+        damping, patience, check_every, drop_share, stop: Not used.
+        tolerance, check_minimum: See `Method`.
 
     Examples:
         >>> sam = eq.solvers.SAM(regularizer="l2", max_iterations=20, tolerance=0.1)
@@ -52,7 +60,8 @@ class SAM(Picard):
         check_positive(lipschitz=self.lipschitz)
         if not (self.rho > 0 and self.c > 0 and self.rho + 2 * self.c < 1):
             raise ValueError(
-                f"Theorem 5 needs rho, c > 0 and rho + 2c < 1, not rho = {self.rho}, c = {self.c}"
+                "rho and c must be positive with rho + 2c < 1 (OptEq Theorem 5), "
+                f"got rho = {self.rho}, c = {self.c}"
             )
 
     @property
@@ -65,12 +74,22 @@ class SAM(Picard):
         return 1 / (2 * self.lipschitz)
 
     def schedule(self, iteration: int) -> tuple[float, float]:
-        """Return β_k and λ_k for k ≥ 1."""
+        """Return β_k and λ_k.
+
+        Args:
+            iteration: Number k of the iteration, from 1.
+        """
         eta = min((2 * self.lipschitz) ** 0.5, self.lipschitz / 2, 0.5)
         return eta / iteration**self.rho, eta / iteration**self.c
 
     def unrolled_step(self, point: State, image: State, iteration: int) -> State:
-        """Eq. 11 at one iterate and its image; differentiable, for training by unrolling (R†)."""
+        """Return the next iterate of Eq. 11; differentiable, for training by unrolling (R†).
+
+        Args:
+            point: Iterate z.
+            image: T(z).
+            iteration: Number k of the iteration, from 1.
+        """
         beta, shrinkage = self.schedule(iteration)
 
         def mix(z: Tensor, mapped: Tensor) -> Tensor:
@@ -82,10 +101,15 @@ class SAM(Picard):
     def run(
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
-        """All iterations of Eq. 11."""
+        """Run all iterations of Eq. 11.
+
+        Args:
+            problem: Map, context and start.
+            trace: True records the residuals of all iterations, "states" also the states.
+        """
         trace = trace or problem.trace
         point = problem.unpack(problem.take_start())
-        seen: list[Solution] = []
+        recorded: list[Solution] = []
         for iteration in range(1, self.max_iterations + 1):
             image = problem.step(point, problem.context)
             solution = solution_of_last_iterate(
@@ -102,8 +126,8 @@ class SAM(Picard):
             point = self.unrolled_step(point, image, iteration)
             solution = replace(solution, state=point)
             if trace:
-                seen.append(solution)
+                recorded.append(solution)
         if not trace:
             return solution
-        states = [one.state for one in seen] if trace == "states" else None
-        return replace(solution, trace=Trace(torch.stack([s.residual for s in seen]), states))
+        states = [s.state for s in recorded] if trace == "states" else None
+        return replace(solution, trace=Trace(torch.stack([s.residual for s in recorded]), states))

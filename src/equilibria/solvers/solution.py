@@ -1,4 +1,4 @@
-"""What a solve found, sample by sample, and what to do where it did not converge."""
+"""Result of a solve: state, status and residual of every sample, with a remedy for failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equilibria.context import Context, State
 
 
 class Status(IntEnum):
-    """How the solve of one sample ended.
+    """Status of one sample at the end of a solve.
 
     Examples:
         >>> solution = eq.EquilibriumLayer(eq.Input(torch.eye(2))).solve(torch.ones(1, 2))
@@ -29,10 +29,10 @@ class Status(IntEnum):
     OUT_OF_ITERATIONS = 1
     DIVERGED = 2
     STALLED = 3
-    """A descent ended before its budget: the objective falls no more, and no rule was met."""
+    """A descent ended early: the objective stopped falling before the stopping rule was met."""
     STATIONARY = 4
-    """The residual reached the tolerance; whether the point is a minimum of the objective, which
-    is not known to be convex, was not tested (`check_minimum=False`)."""
+    """The residual reached the tolerance, but the objective is not known to be convex, and the
+    point was not tested for a minimum (`check_minimum=False`)."""
 
 
 TOO_SMALL = (
@@ -41,32 +41,32 @@ TOO_SMALL = (
 )
 
 
-FAR = 10
-"""A residual above this many times the tolerance is far from convergence."""
+USABLE_TOLERANCES = 10
+"""Largest residual of a usable state, in units of the tolerance."""
 
 
 class Packs(Protocol):
-    """What turns states into rows of one buffer and back."""
+    """Object that packs states into rows of one buffer, and back."""
 
     def pack(self, state: State) -> Tensor: ...
     def unpack(self, flat: Tensor) -> State: ...
 
 
 class ConvergenceWarning(UserWarning):
-    """Some samples did not reach the tolerance: their result is only the best that was seen.
+    """Warning that some samples did not reach the tolerance; their result is the best iterate.
 
     Examples:
         >>> import warnings
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
-        ...     z = eq.fixed_point(lambda z, x: z + x, torch.ones(1, 2))  # there is none
+        ...     z = eq.fixed_point(lambda z, x: z + x, torch.ones(1, 2))  # has no fixed point
         >>> caught[0].category.__name__
         'ConvergenceWarning'
     """
 
 
 class ConvergenceError(RuntimeError):
-    """Some samples did not reach the tolerance, and `strict=True` asked for an error.
+    """Error with `strict=True`: some samples did not reach the tolerance.
 
     Examples:
         >>> layer = eq.EquilibriumLayer(lambda z, x: z + x, strict=True)  # has no fixed point
@@ -80,11 +80,11 @@ class ConvergenceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Trace:
-    """What happened at each iteration.
+    """Residuals, and optionally states, of all iterations of a solve.
 
-    `residual` has shape `(iterations, problems)` and is NaN from where a problem had already
-    stopped: nothing is made up. `states`, if asked for, holds T(y) of every iteration, and for a
-    problem that has stopped its answer.
+    Attributes:
+        residual: Relative residuals, shape (iterations, problems); NaN after a problem stopped.
+        states: T(y) of every iteration, if requested; after a problem stopped, its result.
 
     Examples:
         >>> layer = eq.EquilibriumLayer(lambda z, x: z / 2 + x, solver="picard", tolerance=1e-2)
@@ -100,11 +100,29 @@ class Trace:
 
 @dataclass(frozen=True)
 class Solution:
-    """The result of a fixed-point solve.
+    """Result of a fixed-point solve.
 
-    Every per-problem tensor has one entry a sample, or a single one where the samples of the batch
-    are coupled. `state` is always an output of the map (T of the best point seen), never a mixture
-    of iterates and never NaN; it is the start where not even the first evaluation was finite.
+    Per-sample tensors have one entry per sample, or a single entry if the samples of the batch are
+    coupled. The state of an iterative solver is the image T(y) of the best point, never a mixture
+    of iterates and never NaN. If the first evaluation was not finite, it is the start.
+
+    Attributes:
+        state: State of every sample.
+        status: `Status` of every sample.
+        residual: Relative residual ‖T(y) − y‖ / ‖T(y)‖ at the point y whose image is `state`.
+        absolute_residual: ‖T(y) − y‖ at that point. With a contraction bound q,
+            ‖state − y*‖ ≤ q/(1−q) times this value.
+        iterations: Number of iterations of every sample.
+        evaluations: Number of calls of the map, each on all samples that are still in the batch.
+            If the batch was solved in blocks, the largest number of any block.
+        sample_evaluations: Number of evaluations counted per sample: the cost of the solve.
+        tolerance: Relative residual at which a sample has converged.
+        solver: Class of the solver that computed the result ("auto" chooses one).
+        epsilon: Machine epsilon of the type in which the map was computed.
+        context: Context of the last evaluation; a `refresh` replaces the first one.
+        trace: Residuals of all iterations, if they were recorded.
+        remedy: Advice for failed solves.
+        diagnose: Computes a more specific remedy, or an empty string.
 
     Examples:
         >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)))
@@ -116,75 +134,65 @@ class Solution:
     state: State
     status: Tensor
     residual: Tensor
-    """Relative residual ‖T(y) − y‖ / ‖T(y)‖ at the point y whose image `state` is."""
     absolute_residual: Tensor
-    """‖T(y) − y‖ at that point: with a contraction bound q, ‖state − y*‖ ≤ q/(1−q) times it."""
     iterations: Tensor
     evaluations: int
-    """Calls of the map; each evaluates all samples that are still in the batch. Where that is
-    solved in blocks: of the block that needed most."""
     sample_evaluations: int
-    """Evaluations of the map counted per sample: what the solve cost."""
     tolerance: float
     solver: str
-    """The class of the solver that found it (what "auto" chose)."""
     epsilon: float
-    """The relative precision of the numbers the map was computed in."""
     context: Context
-    """The context the last map was evaluated in (it differs from the first after a `refresh`)."""
     trace: Trace | None = None
     remedy: str = ""
-    """What to do where a solve failed, if the map's owner knows."""
     diagnose: Callable[[], str] | None = field(default=None, repr=False, compare=False)
-    """Computes a remedy from the state and the context, where the map's owner can."""
 
     @property
     def diagnosis(self) -> str:
-        """What to do about the failure, computed when it is first read."""
+        """Remedy for the failure: the result of `diagnose`, else `remedy`."""
         return (self.diagnose() if self.diagnose is not None else "") or self.remedy
 
     @property
     def converged(self) -> Tensor:
-        """For each sample whether its residual reached the tolerance."""
+        """Whether each sample reached the tolerance, shape (B,)."""
         return (self.status == Status.CONVERGED) | (self.status == Status.STATIONARY)
 
     @property
     def is_unusable(self) -> Tensor:
-        """For each sample whether its state says little about the equilibrium.
+        """Whether the state of each sample may be far from its equilibrium, shape (B,).
 
-        That is so where the solve diverged, stalled, or ended at a residual above ten times the
-        tolerance. A sample that ran out of iterations close to its tolerance is usable: this is
-        ordinary in training.
+        True if the solve diverged, stalled, or ended at a residual above ten times the tolerance.
+        A sample that ran out of iterations close to the tolerance is usable; this is common in
+        training.
         """
-        near = self.residual <= FAR * self.tolerance
+        near = self.residual <= USABLE_TOLERANCES * self.tolerance
         ended_early = (self.status == Status.DIVERGED) | (self.status == Status.STALLED)
         return ended_early | ~(self.converged | near)
 
     @property
     def share_converged(self) -> float:
-        """The share of problems that converged; 1 for an empty batch."""
+        """Share of samples that converged; 1 for an empty batch."""
         return float(self.converged.float().mean()) if self.status.numel() else 1.0
 
     @property
     def _severity(self) -> Tensor:
-        """0 for a sample that converged; larger the worse a sample failed."""
+        """0 for converged samples, larger for worse failures."""
         stalled, diverged = self.status == Status.STALLED, self.status == Status.DIVERGED
         return (~self.converged).int() + self.is_unusable.int() + stalled.int() + 2 * diverged.int()
 
     @cached_property
     def worst_status(self) -> Status:
-        """How the sample that failed worst ended; `CONVERGED` if none failed."""
+        """Status of the sample that failed worst; `CONVERGED` if none failed."""
         if not bool(self.status.any()) or bool(self.converged.all()):
             return Status.CONVERGED
         return Status(int(self.status[int(torch.argmax(self._severity))]))
 
     def continued(self, problem: Packs, rows: Tensor, later: Solution) -> Solution:
-        """Return this solution with some samples taken from a solve that went on from it.
+        """Return this solution with some samples replaced by those of a solve that continued it.
 
         Args:
-            problem: What packs and unpacks states of the whole batch.
-            rows: The samples that went on.
-            later: The solution of these samples.
+            problem: Packs and unpacks states of the whole batch.
+            rows: Indices of the continued samples.
+            later: Solution of these samples.
         """
         state = problem.pack(self.state)
 
@@ -220,13 +228,13 @@ class Solution:
         return Trace(residual, [*before.states, *states])
 
     def explained(self) -> Solution:
-        """Return the same with its diagnosis as the remedy, which copies and pickles then hold."""
+        """Return a copy whose remedy is the diagnosis, so that copies and pickles keep it."""
         return replace(self, remedy=self.diagnosis, diagnose=None)
 
     def facts(self) -> Solution:
-        """Return the same without state, context and trace, which are as large as the problem.
+        """Return a copy without state, context and trace, which are as large as the problem.
 
-        The result computes a diagnosis only as long as this solution is alive.
+        The copy can compute a diagnosis only as long as this solution exists.
         """
         diagnose = self.diagnose
         if diagnose is not None and not isinstance(diagnose, _WeakDiagnosis):
@@ -235,7 +243,11 @@ class Solution:
         return replace(self, state=nothing, context=Context(), trace=None, diagnose=diagnose)
 
     def message(self, problem: int) -> str:
-        """A sentence on how one sample ended, with the remedy."""
+        """Describe in one sentence how one sample ended, with the remedy.
+
+        Args:
+            problem: Index of the sample.
+        """
         small = float(self.absolute_residual[problem]) < torch.finfo(self.residual.dtype).tiny
         return describe(
             Status(int(self.status[problem])),
@@ -247,11 +259,11 @@ class Solution:
         )
 
     def summary(self) -> str:
-        """One line on all samples, with the remedy for the worst of them."""
+        """Describe in one line how all samples ended, with the remedy for the worst."""
         total = self.status.numel()
         failed = int((~self.converged).sum())
         if failed == 0:
-            # A stopping criterion of its own may be content with more than the tolerance.
+            # A custom stopping criterion may accept a residual above the tolerance.
             largest = max(float(self.residual.max()), self.tolerance) if total else self.tolerance
             stationary = bool((self.status == Status.STATIONARY).any())
             verb = "are stationary" if stationary else "converged"
@@ -263,14 +275,18 @@ class Solution:
         )
 
     def raise_if_failed(self) -> Solution:
-        """Raise `ConvergenceError` unless every sample converged."""
+        """Return this solution if every sample converged.
+
+        Raises:
+            ConvergenceError: If some sample did not converge.
+        """
         if not bool(self.converged.all()):
             raise ConvergenceError(self.summary())
         return self
 
 
 class _WeakDiagnosis:
-    """A diagnosis held by a full solution; empty once that solution is deleted."""
+    """Weak reference to the diagnosis of a full solution; empty once that solution is deleted."""
 
     def __init__(self, diagnose: Callable[[], str]) -> None:
         self._held: weakref.ref[Callable[[], str]] | None = weakref.ref(diagnose)
@@ -280,7 +296,7 @@ class _WeakDiagnosis:
         return "" if diagnose is None else diagnose()
 
     def __getstate__(self) -> dict[str, object]:
-        # A reference cannot be pickled.
+        # Weak references cannot be pickled.
         return {"_held": None}
 
 
@@ -293,39 +309,39 @@ def describe(
     epsilon: float,
     remedy: str = "",
 ) -> str:
-    """The sentence that belongs to a status."""
+    """Describe the status of a sample in one sentence, with the remedy for a failure."""
     if status is Status.CONVERGED:
         return f"converged to a relative residual of {residual:.1e} in {iterations} iterations"
     if status is Status.STATIONARY:
         return (
             f"stationary to a relative residual of {residual:.1e} after {iterations} iterations; "
-            "whether that is a minimum was not tested (check_minimum=False)"
+            "not tested for a minimum (set check_minimum=True to test)"
         )
     if status is Status.OUT_OF_ITERATIONS:
         usual = "raise max_iterations or the tolerance, or bound the norm of W (norm='bound')"
         remedy = (
-            "the tolerance is below the precision of the numbers: raise it, or compute in a wider "
-            "type (model.double())"
+            "the tolerance is below the precision of the data type: raise it, or compute in a "
+            "wider type (model.double())"
             if tolerance < 10 * epsilon
             else remedy or usual
         )
         return (
-            f"out of iterations: relative residual {residual:.1e} after {iterations}, "
+            f"out of iterations: relative residual {residual:.1e} after {iterations} iterations, "
             f"tolerance {tolerance:.1e}; {remedy}"
         )
     if status is Status.STALLED:
         if residual <= tolerance:
-            remedy = "the point is stationary, and the stopping rule of the solver is not met there"
+            remedy = "the point is stationary, but the stopping rule of the solver is not met there"
         elif residual <= math.sqrt(epsilon):
-            remedy = "rounding hides what is left to fall: raise the tolerance"
+            remedy = "rounding hides any further decrease: raise the tolerance"
         elif not remedy:
-            remedy = "it has a kink there: smooth the term that has one (a sign, a norm, a maximum)"
+            remedy = "it has a kink there: smooth the term that causes it (sign, norm or maximum)"
         return (
             f"stalled after {iterations} iterations: the objective has stopped falling at a "
             f"relative residual of {residual:.1e}, tolerance {tolerance:.1e}; {remedy}"
         )
     remedy = remedy or "bound the norm of W (norm='bound') or damp the iteration"
     return (
-        f"diverged after {iterations} iterations: the input holds NaN or Inf, or the map is not "
-        f"contractive; check the input, and {remedy}"
+        f"diverged after {iterations} iterations: the input contains NaN or Inf, or the map is "
+        f"not contractive; check the input, and {remedy}"
     )

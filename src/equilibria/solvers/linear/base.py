@@ -1,4 +1,4 @@
-"""What linear solvers share: rows in units of their own, true residuals, an honest report."""
+"""Shared loop of the linear solvers: scaling, evaluated residuals, and the result of every row."""
 
 from __future__ import annotations
 
@@ -22,24 +22,33 @@ from equilibria.solvers.solution import Status
 LinearMap = Callable[[Tensor], Tensor]
 """v ↦ A v on the rows of a `(problems, size)` buffer."""
 
-PROGRESS = 0.999
-"""A run that leaves more than this share of the residual is a row's last."""
+MIN_RESIDUAL_REDUCTION = 0.999
+"""A row stops after a run that leaves more than this share of its residual."""
 
-TRUSTED = 0.05
-"""The share of the goal that rounding may add to a residual that a method carried along."""
+MAX_DRIFT = 0.05
+"""Largest rounding error of a recursively updated residual, as a share of the goal."""
 
-ROUNDING = 4
-"""How many roundings of u a residual shows."""
+ROUNDING_FACTOR = 4
+"""Rounding error of a residual, in units of epsilon ‖u‖."""
 
 
 @dataclass(frozen=True)
 class LinearSolution:
-    """The solution of A u = g for each row, and how well it was found."""
+    """Solution of A u = g for each row.
+
+    Attributes:
+        value: u, shape (rows, size).
+        status: `Status` of each row.
+        residual: Relative residual ‖g − A u‖ / ‖g‖ of each row.
+        iterations: Number of iterations of each row.
+        evaluations: Number of products with A.
+        tolerance: Relative residual at which a row has converged.
+        method: Name of the linear solver.
+    """
 
     value: Tensor
     status: Tensor
     residual: Tensor
-    """Relative residual ‖g − A u‖ / ‖g‖, as evaluated at the end."""
     iterations: Tensor
     evaluations: int
     tolerance: float
@@ -47,11 +56,11 @@ class LinearSolution:
 
     @property
     def converged(self) -> Tensor:
-        """Whether each solve converged."""
+        """Whether each row converged."""
         return self.status == Status.CONVERGED
 
     def summary(self) -> str:
-        """Describe in one sentence how many solves converged."""
+        """Describe in one sentence how many solves converged, with a remedy for failures."""
         total = self.status.numel()
         failed = int((~self.converged).sum())
         if failed == 0:
@@ -59,23 +68,23 @@ class LinearSolution:
         worst = int(torch.argmax(torch.nan_to_num(self.residual, nan=torch.inf)))
         return (
             f"the backward solve ({self.method}) of {failed} of {total} samples did not converge, "
-            f"so their gradient is inexact: the worst relative residual is "
-            f"{float(self.residual[worst]):.1e}, the tolerance {self.tolerance:.1e}. Raise "
+            f"so their gradients are inexact: the worst relative residual is "
+            f"{float(self.residual[worst]):.1e}, tolerance {self.tolerance:.1e}. Raise "
             "max_iterations or the tolerance of the gradient rule, or bound the norm of W "
             "(norm='bound')"
         )
 
 
 class KrylovRun(NamedTuple):
-    """What one run of a method found for A d = r."""
+    """Result of one run of a method on A d = r."""
 
     correction: Tensor
     iterations: Tensor
     evaluations: int
     broken: Tensor
-    """Rows for which the method does not work."""
+    """Rows at which the method broke down."""
     norm: Tensor | None = None
-    """Of the residual r − A d, as the method carried it along, if it did."""
+    """Norm of the recursively updated residual r − A d, if the method computes it."""
 
 
 def refine(
@@ -91,17 +100,23 @@ def refine(
 ) -> LinearSolution:
     """Solve A u = g by u ← u + d, each d from a run of a method on A d = g − A u.
 
-    The residual that a method carries along drifts from the true one by rounding, by about
-    epsilon ‖u‖ a product: where that is no small share of the goal it is evaluated after a run, so
-    that what is reported is true. Rows are solved in units of their own size, so that no square
-    of theirs vanishes or overflows.
+    The recursively updated residual of a method drifts from the true residual by about
+    epsilon ‖u‖ per product. Where that is not small compared with the goal, the residual is
+    evaluated after a run. Rows are scaled so that their squares neither overflow nor underflow.
 
-    run: takes r, which it may overwrite and which is zero in rows that are done, the norm to reach
-        in each row, and how many products with A are left.
-    epsilon: the relative precision of the products, by default that of the numbers. The tolerance
-        is not taken below it. Products with a u that is much larger than g leave a residual of
-        about epsilon ‖u‖, which counts as converged up to ten times the tolerance.
-    relative_to: what residuals are relative to the norm of; by default g.
+    Args:
+        method: Name of the method in the result.
+        run: Called with r, the norm to reach in each row, and the number of products with A that
+            remain. It may overwrite r, which is zero in finished rows.
+        operator: v ↦ A v.
+        rhs: g, shape (rows, size).
+        start: Start of u; by default zero.
+        tolerance: Relative residual to reach, raised to `epsilon` if it is smaller.
+        max_iterations: Largest number of products with A.
+        epsilon: Relative precision of the products; by default the machine epsilon of `rhs`. If u
+            is much larger than g, a residual of about epsilon ‖u‖ remains, which counts as
+            converged up to ten times the tolerance.
+        relative_to: Vectors to whose norm residuals are relative; by default g.
     """
     check_below_one(tolerance=tolerance)
     check_at_least_one(max_iterations=max_iterations)
@@ -111,12 +126,12 @@ def refine(
         rhs, whole, start = rhs / unit, whole / unit, None if start is None else start / unit
     scale = row_norms(whole)
     norm = scale if relative_to is None else row_norms(rhs)
-    # No value stands for zero, which need not be held in memory.
+    # None stands for zero and saves memory.
     value: Tensor | None = None
     residual, evaluations = rhs, 0
     if start is not None:
         after, evaluations = rhs - operator(start), 1
-        # Written so that a NaN is no improvement, here and below.
+        # Here and below, a NaN is not an improvement: it compares false.
         better = row_norms(after) < norm
         value = torch.where(better[:, None], start, 0.0)
         residual = torch.where(better[:, None], after, residual)
@@ -128,33 +143,33 @@ def refine(
     broken = ~torch.isfinite(norm)
     converged = norm <= goal
     going = ~converged & ~broken
-    aim, remaining = (1 - TRUSTED) * goal, max_iterations
+    aim, remaining = (1 - MAX_DRIFT) * goal, max_iterations
     while remaining > 0 and bool(going.any()):
-        found = run(torch.where(going[:, None], residual, 0.0), aim, remaining)
-        if value is None and found.norm is not None:
-            size = scale + row_norms(found.correction)
-            drift = epsilon * found.iterations * size
-            trusted = (found.norm <= aim) & (drift <= TRUSTED * goal)
+        result = run(torch.where(going[:, None], residual, 0.0), aim, remaining)
+        if value is None and result.norm is not None:
+            size = scale + row_norms(result.correction)
+            drift = epsilon * result.iterations * size
+            trusted = (result.norm <= aim) & (drift <= MAX_DRIFT * goal)
             if bool((trusted | ~going).all()):
-                value, norm = found.correction, torch.where(going, found.norm, norm)
-                iterations, evaluations = found.iterations, found.evaluations
+                value, norm = result.correction, torch.where(going, result.norm, norm)
+                iterations, evaluations = result.iterations, result.evaluations
                 converged = converged | going
                 break
-        candidate = found.correction if value is None else value + found.correction
+        candidate = result.correction if value is None else value + result.correction
         after = rhs - operator(candidate)
         size = row_norms(after)
         better = going & (size < norm)
         value = torch.where(better[:, None], candidate, 0.0 if value is None else value)
         residual = torch.where(better[:, None], after, residual)
-        progress = better & (size < PROGRESS * norm)
+        progress = better & (size < MIN_RESIDUAL_REDUCTION * norm)
         norm = torch.where(better, size, norm)
-        iterations += found.iterations
-        evaluations += found.evaluations + 1
-        remaining -= found.evaluations
-        converged = norm <= (ROUNDING * epsilon * row_norms(value)).clamp(goal, 10 * goal)
-        broken = broken | (going & found.broken & ~converged)
+        iterations += result.iterations
+        evaluations += result.evaluations + 1
+        remaining -= result.evaluations
+        converged = norm <= (ROUNDING_FACTOR * epsilon * row_norms(value)).clamp(goal, 10 * goal)
+        broken = broken | (going & result.broken & ~converged)
         going = progress & ~converged & ~broken
-        aim = goal / 2  # what is this close misses the goal by rounding
+        aim = goal / 2  # the last run missed the goal by rounding: aim lower
     value = torch.zeros_like(rhs) if value is None else value
     if unit is not None:
         value = value * unit

@@ -1,4 +1,4 @@
-"""BiCGSTAB, each row on its own."""
+"""BiCGSTAB for batches of independent rows."""
 
 from __future__ import annotations
 
@@ -21,14 +21,26 @@ def bicgstab(
 ) -> LinearSolution:
     """Solve A u = g by BiCGSTAB (van der Vorst, 1992) for any square A.
 
-    Eight vectors of memory however long it runs, against GMRES's `restart` + 1, for two products
-    with A an iteration. A row that breaks down (ρ or ω vanishes) keeps its best iterate and is
-    reported as diverged. An iteration here is one product, as for the other solvers.
+    Stores eight vectors, where GMRES stores up to `restart` + 1, and needs two products with A per
+    step. A row that breaks down (ρ or ω vanishes) keeps its best iterate and has
+    `Status.DIVERGED`.
+
+    Args:
+        operator: v ↦ A v on rows, shape (rows, size) to (rows, size).
+        rhs: g, shape (rows, size).
+        start: Start of u; by default zero.
+        tolerance: Relative residual ‖g − A u‖ / ‖g‖ at which a row has converged.
+        max_iterations: Largest number of products with A. Reported iterations also count products.
+        epsilon: Relative precision of the products; by default the machine epsilon of `rhs`.
+        relative_to: Vectors to whose norm residuals are relative; by default `rhs`.
+
+    Returns:
+        Solution, status and residual of each row.
 
     Examples:
         >>> A, g = torch.tensor([[2.0, 1.0], [0.0, 4.0]]), torch.tensor([[4.0, 4.0]])
-        >>> found = eq.solvers.bicgstab(lambda u: u @ A.T, g, tolerance=1e-5, max_iterations=9)
-        >>> found.value.round(decimals=3)
+        >>> result = eq.solvers.bicgstab(lambda u: u @ A.T, g, tolerance=1e-5, max_iterations=9)
+        >>> result.value.round(decimals=3)
         tensor([[1.5000, 1.0000]])
     """
 
@@ -80,6 +92,6 @@ def bicgstab(
 
 
 def _quotient(numerator: Tensor, denominator: Tensor, active: Tensor, tiny: float) -> Tensor:
-    """Return numerator / denominator where that is defined, zero elsewhere."""
+    """Return numerator / denominator where it is defined, else zero."""
     sound = active & (denominator.abs() > tiny)
     return torch.where(sound, numerator / torch.where(sound, denominator, 1.0), 0.0)

@@ -1,4 +1,4 @@
-"""Conjugate gradients in a weighted inner product, each row on its own."""
+"""Conjugate gradients in a weighted inner product, for batches of independent rows."""
 
 from __future__ import annotations
 
@@ -23,13 +23,26 @@ def conjugate_gradients(
 ) -> LinearSolution:
     """Solve A u = g where A is self-adjoint and positive in ⟨a, b⟩_S = aᵀSb, S = diag(weight) ≥ 0.
 
-    For an energy model A = I − Jᵀ = I − HS with H symmetric. A row with pᵀSAp ≤ 0 (A is not
-    positive: the point is no minimum) stops as diverged.
+    For an energy model A = I − Jᵀ = I − HS with H symmetric. A row with pᵀSAp ≤ 0 stops with
+    `Status.DIVERGED`: A is not positive, so the point is not a minimum.
+
+    Args:
+        operator: v ↦ A v on rows, shape (rows, size) to (rows, size).
+        rhs: g, shape (rows, size).
+        weight: Diagonal of S, shape (rows, size); by default ones.
+        start: Start of u; by default zero.
+        tolerance: Relative residual ‖g − A u‖ / ‖g‖ at which a row has converged.
+        max_iterations: Largest number of products with A.
+        epsilon: Relative precision of the products; by default the machine epsilon of `rhs`.
+        relative_to: Vectors to whose norm residuals are relative; by default `rhs`.
+
+    Returns:
+        Solution, status and residual of each row.
 
     Examples:
         >>> A, g = torch.tensor([2.0, 5.0]), torch.tensor([[4.0, 5.0]])  # a diagonal A
-        >>> found = eq.solvers.conjugate_gradients(A.mul, g, tolerance=1e-5, max_iterations=9)
-        >>> found.value.round(decimals=3)
+        >>> result = eq.solvers.conjugate_gradients(A.mul, g, tolerance=1e-5, max_iterations=9)
+        >>> result.value.round(decimals=3)
         tensor([[2., 1.]])
     """
 
@@ -52,11 +65,11 @@ def conjugate_gradients(
 def weighted_run(
     operator: LinearMap, residual: Tensor, weight: Tensor | None, goal: Tensor, limit: int
 ) -> KrylovRun:
-    """One run of conjugate gradients on A u = r, which it overwrites, until ‖r − Au‖_S ≤ goal.
+    """Run conjugate gradients on A u = r until ‖r − Au‖_S ≤ goal; overwrites r.
 
-    Four vectors of memory. S may have zeros: there the inner product sees nothing, and u + r =
-    g + HSu is exact as soon as Su is. So r is added to u in the end, but where S is not zero only
-    as much of it as a step of Richardson's method would: 1/(λS), λ the curvature that was seen.
+    Stores four vectors. S may have zeros, which the inner product ignores; u + r = g + HSu is exact
+    there as soon as Su is. So r is added to u at the end. Where S is not zero, only the share of a
+    Richardson step is added: 1/(λS) with λ the largest curvature along the search directions.
     """
     scratch = Scratch(residual, 2 * residual.numel())
     products, direction = scratch.room.view(2, *residual.shape)
@@ -72,7 +85,7 @@ def weighted_run(
     solution = torch.zeros_like(residual)
     direction.copy_(residual)
     square = squared(residual)
-    # Comparisons are written so that a NaN ends its row.
+    # A NaN compares false and so stops its row.
     active = square > threshold
     iterations = torch.zeros(residual.shape[0], dtype=torch.int64, device=residual.device)
     steps: list[Tensor] = []
@@ -92,7 +105,7 @@ def weighted_run(
         active = active & (square > threshold)
     broken = ~active & ~(square <= threshold)
     scratch.give_back()
-    # Of a plain product the step in the end makes less.
+    # Without a weight, the Richardson step below reduces the norm further.
     norm = square.sqrt() if weight is None else None
     if steps:
         taken = torch.stack(steps)

@@ -1,4 +1,4 @@
-"""GMRES with restarts, each row on its own."""
+"""GMRES with restarts, for batches of independent rows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from equilibria.solvers._cpu import Scratch
 from equilibria.solvers.linear.base import KrylovRun, LinearMap, LinearSolution, refine
 
-FIRST_ROOM = 8
-"""Vectors that a basis has room for at first; most solves need no more."""
+INITIAL_CAPACITY = 8
+"""Number of vectors for which a basis is allocated at first; most solves need no more."""
 
-CANCELED = 0.1
-"""The share of a vector's length that is left of it where one orthogonalization is not enough."""
+MIN_REMAINDER = 0.1
+"""Orthogonalization is repeated if it leaves less than this share of a vector's length."""
 
 
 def gmres(
@@ -29,15 +29,27 @@ def gmres(
 ) -> LinearSolution:
     """Solve A u = g by GMRES(restart) (Saad and Schultz, 1986) for any square A.
 
-    Memory: as many vectors as steps, and one; `restart` + 1 at most.
+    Stores one vector more than it takes steps, at most `restart` + 1.
 
-    jacobian: v ↦ Jv where A = I − J. Both have the same Krylov spaces, and next to nothing cancels
-        where Jv, and not v − Jv, is made orthogonal to them.
+    Args:
+        operator: v ↦ A v on rows, shape (rows, size) to (rows, size).
+        rhs: g, shape (rows, size).
+        start: Start of u; by default zero.
+        tolerance: Relative residual ‖g − A u‖ / ‖g‖ at which a row has converged.
+        max_iterations: Largest number of products with A.
+        epsilon: Relative precision of the products; by default the machine epsilon of `rhs`.
+        relative_to: Vectors to whose norm residuals are relative; by default `rhs`.
+        restart: Number of steps between two restarts.
+        jacobian: v ↦ Jv with A = I − J, if it is available. A and J have the same Krylov spaces,
+            but orthogonalizing Jv instead of v − Jv avoids cancellation.
+
+    Returns:
+        Solution, status and residual of each row.
 
     Examples:
         >>> A, g = torch.tensor([[0.0, 1.0], [-1.0, 0.0]]), torch.tensor([[1.0, 2.0]])
-        >>> found = eq.solvers.gmres(lambda u: u @ A.T, g, tolerance=1e-5, max_iterations=9)
-        >>> found.value.round(decimals=3)
+        >>> result = eq.solvers.gmres(lambda u: u @ A.T, g, tolerance=1e-5, max_iterations=9)
+        >>> result.value.round(decimals=3)
         tensor([[-2.,  1.]])
     """
 
@@ -55,7 +67,7 @@ def gmres(
 
 
 class _Cycle:
-    """One Arnoldi cycle, with Givens rotations, so that each step knows its residual."""
+    """Arnoldi cycle with Givens rotations, which give the residual of every step."""
 
     def __init__(
         self,
@@ -68,9 +80,9 @@ class _Cycle:
         rows, size = residual.shape
         norm = torch.linalg.vector_norm(residual, dim=1)
         # Slots are read only once they have been written.
-        room = min(steps + 1, FIRST_ROOM)
-        self.scratch = Scratch(residual, rows * room * size)
-        self.basis = self.scratch.room.view(rows, room, size)
+        capacity = min(steps + 1, INITIAL_CAPACITY)
+        self.scratch = Scratch(residual, rows * capacity * size)
+        self.basis = self.scratch.room.view(rows, capacity, size)
         smallest = torch.finfo(residual.dtype).tiny
         torch.div(residual, norm.clamp_min(smallest)[:, None], out=self.basis[:, 0])
         self.triangle = residual.new_zeros(rows, steps, steps)
@@ -109,30 +121,30 @@ class _Cycle:
             running = running & (self.target[:, step + 1].abs() > goal)
 
     def _orthogonalize(self, vector: Tensor, step: int) -> Tensor:
-        """Store the new direction; its coefficients in the basis, and its length last."""
-        known, room = self.basis[:, : step + 1], self.basis[:, step + 1]
+        """Store the new direction; return its coefficients in the basis, then its length."""
+        previous, new = self.basis[:, : step + 1], self.basis[:, step + 1]
         before = torch.linalg.vector_norm(vector, dim=1)
-        # The vector comes first in the product: the other way round is ten times slower.
-        coefficients = torch.bmm(vector[:, None], known.transpose(1, 2))
-        # In its place in the basis from here on: fresh memory would cost more than the arithmetic.
-        torch.baddbmm(vector[:, None], coefficients, known, alpha=-1, out=room[:, None])
-        length = torch.linalg.vector_norm(room, dim=1)
-        # Where much has cancelled, rounding has too: once more is then enough, and needed.
-        if bool((length < CANCELED * before).any()):
-            again = torch.bmm(room[:, None], known.transpose(1, 2))
-            room[:, None].baddbmm_(again, known, alpha=-1)
+        # The vector comes first in the product: the other order is ten times slower.
+        coefficients = torch.bmm(vector[:, None], previous.transpose(1, 2))
+        # Written into the basis: allocating memory would cost more than the arithmetic.
+        torch.baddbmm(vector[:, None], coefficients, previous, alpha=-1, out=new[:, None])
+        length = torch.linalg.vector_norm(new, dim=1)
+        # After much cancellation, rounding dominates; one repetition is enough.
+        if bool((length < MIN_REMAINDER * before).any()):
+            again = torch.bmm(new[:, None], previous.transpose(1, 2))
+            new[:, None].baddbmm_(again, previous, alpha=-1)
             coefficients = coefficients + again
-            length = torch.linalg.vector_norm(room, dim=1)
-        room.div_(length.clamp_min(torch.finfo(room.dtype).tiny)[:, None])
+            length = torch.linalg.vector_norm(new, dim=1)
+        new.div_(length.clamp_min(torch.finfo(new.dtype).tiny)[:, None])
         return torch.cat([coefficients[:, 0], length[:, None]], dim=1)
 
     def correction(self) -> Tensor:
-        """The combination of the basis that minimizes each row's residual."""
+        """Return the combination of the basis that minimizes the residual of each row."""
         if self.steps == 0:
             return torch.zeros_like(self.basis[:, 0])
         triangle = self.triangle[:, : self.steps, : self.steps]
         diagonal = torch.diagonal(triangle, dim1=1, dim2=2)
-        # A row that is done has nothing left to expand in: its empty columns get no weight.
+        # Finished rows have empty columns, which get no weight.
         empty = diagonal == 0
         triangle = triangle + torch.diag_embed(empty.to(triangle.dtype))
         target = torch.where(empty, 0.0, self.target[:, : self.steps])

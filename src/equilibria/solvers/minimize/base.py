@@ -1,4 +1,4 @@
-"""The base class of methods that minimize the hidden objective instead of iterating the map."""
+"""Base class of methods that minimize the hidden objective instead of iterating the map."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Minimizer(Method):
     """Base class of minimizers of the hidden objective.
 
     A minimizer has the settings, the stopping rules and the minimum check of every `Method`. It
-    needs a problem with a `potential`, evaluates the objective and its gradient instead of the map,
-    and so has no `begin` and `propose`.
+    needs a problem with a `potential` and evaluates the objective and its gradient instead of the
+    map, so it has no `begin` and `propose`.
 
     Args:
-        max_iterations: Largest number of evaluations of the gradient and of products with the
-            Hessian per sample.
+        max_iterations: Largest number of gradients and Hessian products per sample.
+        tolerance, stop, check_minimum: See `Method`.
     """
 
     max_iterations: int = 10_000
@@ -41,11 +41,14 @@ class Minimizer(Method):
         trace: bool | Literal["states"] = False,
         visited: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> Solution:
-        """Minimize the objective of `problem`, each sample to its own end.
+        """Minimize the objective of `problem`; every sample stops independently of the others.
 
         Args:
-            problem: A problem with a hidden objective.
-            trace: Whether to record the residuals of every iteration, or the states too.
+            problem: Problem with a hidden objective.
+            trace: True records the residuals of all iterations, "states" also the states.
             visited: Known pairs of a state y and d = −∇E(y), packed, in the order in which they
                 were computed.
+
+        Returns:
+            State, status and residual of every sample.
         """

@@ -1,4 +1,4 @@
-"""Descent on the hidden objective itself, which converges where the fixed-point map does not."""
+"""Descent on the hidden objective, which converges even if the fixed-point map does not."""
 
 from __future__ import annotations
 
@@ -19,78 +19,80 @@ from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.solution import Solution, Status, Trace
 
 NEWTON_LENGTHS = (1.0, 0.5, 0.2, 0.05, 0.01, 1e-3, 1e-4, 1e-5)
-"""Shares of a Newton step that are tried before a gradient step."""
-SUFFICIENT = 1e-4
-"""The share of the decrease that the slope predicts which a Newton step must bring."""
-SUFFICIENT_OF_GRADIENT = 0.1
-"""‖y⁺ − y‖²/s times this is the decrease that a gradient step of length s must bring."""
-GENTLE = 0.5
-"""The length of a gradient step below which the curvature is too large for the plain map."""
+"""Step sizes that a Newton step tries before a gradient step."""
+SUFFICIENT_DECREASE = 1e-4
+"""Smallest decrease by a Newton step, as a share of the decrease that the slope predicts."""
+SUFFICIENT_GRADIENT_DECREASE = 0.1
+"""Smallest decrease by a gradient step of length s, in units of ‖y⁺ − y‖²/s."""
+MIN_MAP_LENGTH = 0.5
+"""Length of a gradient step below which the curvature is too large for the map to contract."""
 NOISE = 4.0
-"""Units of rounding by which two values of the objective may differ for nothing."""
+"""Rounding error of the objective, in units of the machine epsilon times the size of its terms."""
 PATIENCE = 30
-"""Steps in a row without progress after which a descent ends."""
-PROGRESS, FALL = 0.9, 1e-3
-"""Progress: a distance to stationary of at most this share of what it was, or a fall of G by at
-least this share of all that it has fallen since the start."""
-QUASI_BUDGET = 200
-"""Evaluations after which Newton steps follow, which bear any condition number."""
-LARGEST_MEMORY = 2**30
-"""Bytes of remembered steps beyond which there are Newton steps only."""
-SHORTEST_SHARE = 1e-3
-"""Of a quasi-Newton step, before a gradient step takes its place."""
-LEAST_CUT, MOST_CUT = 0.66, 0.1
-"""What is left of a quasi-Newton step that failed, wherever the cubic has its minimum."""
-LOOSEST, TIGHTEST = 0.1, 1e-8
-"""Relative residuals of the linear solve of a Newton step."""
+"""Number of consecutive steps without progress after which a descent ends."""
+PROGRESS, MIN_DECREASE = 0.9, 1e-3
+"""A step makes progress if the distance to a stationary point falls to this share, or G falls by
+this share of its decrease since the start."""
+QUASI_NEWTON_BUDGET = 200
+"""Number of evaluations before Newton steps, which work at any condition number."""
+MAX_PAIR_BYTES = 2**30
+"""Largest memory for quasi-Newton pairs in bytes; larger problems use Newton steps only."""
+MIN_STEP_SIZE = 1e-3
+"""Smallest step size of a quasi-Newton step before a gradient step replaces it."""
+MAX_CUT, MIN_CUT = 0.66, 0.1
+"""Largest and smallest factor by which a failed quasi-Newton step is shortened."""
+LOOSEST_FORCING, TIGHTEST_FORCING = 0.1, 1e-8
+"""Largest and smallest relative residual of the linear solve of a Newton step."""
 
 
 @dataclass
 class DescentMemory(Memory):
-    """What each row has learned on its way."""
+    """Per-row state of a descent."""
 
     length: Tensor
-    """Of its next gradient step."""
+    """Length of the next gradient step."""
     forcing: Tensor
-    """How precisely its next Newton step is computed (Eisenstat and Walker, 1996)."""
+    """Relative residual of the next Newton system (Eisenstat and Walker, 1996)."""
     settled: Tensor
-    """Whether its last Newton step was taken whole: no gradient step is needed then."""
+    """Whether the last Newton step was a full step; no gradient step is needed then."""
     first: Tensor
     """G at the start."""
     lowest: Tensor
-    """G, and"""
+    """G at the last step with progress."""
     nearest: Tensor
-    """‖σ(d) − y‖, at the last step that brought progress."""
+    """‖σ(d) − y‖ at the last step with progress."""
     idle: Tensor
-    """Steps since then."""
+    """Number of steps since the last progress."""
     share: Tensor
-    """Of its next quasi-Newton step; zero: a gradient step is due."""
+    """Step size of the next quasi-Newton step; 0 requests a gradient step."""
     quasi: Tensor
-    """Whether its next step is a quasi-Newton step."""
+    """Whether the next step is a quasi-Newton step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Descent(Minimizer):
     """Newton's method on the hidden objective, safeguarded by proximal gradient steps.
 
-    It begins with two hundred evaluations of a quasi-Newton method: Newton steps with an
-    approximation of ∇²E by BFGS (`Pairs`), shortened by cubic interpolation.
+    The first two hundred evaluations are a quasi-Newton method: Newton steps with a BFGS
+    approximation of ∇²E (`Pairs`), shortened by cubic interpolation.
 
-    Stationary is a = d(σ(a)), d = −∇E. With S = σ′(a) a Newton step solves (I + ∇²E S) w = d − a
-    by conjugate gradients in ⟨·,·⟩_S, the products with ∇²E coming from autograd, and shortens w
-    until G falls by enough. Unless the last one was taken whole, a proximal gradient step
-    y ← prox_{sf}(y − s(y − d)) goes before it, its length s found by backtracking on G: a short
-    enough step always lowers G and finds the active units. So every convex energy is minimized,
-    whether or not the plain map contracts; with another one the solve ends at a stationary point,
-    and at a kink of the objective where it falls no more, as stalled.
+    A point is stationary if a = d(σ(a)), d = −∇E. With S = σ′(a), a Newton step solves
+    (I + ∇²E S) w = d − a by conjugate gradients in ⟨·,·⟩_S, with products with ∇²E by autograd, and
+    shortens w until G falls by enough. Unless the last Newton step was a full step, a proximal
+    gradient step y ← prox_{sf}(y − s(y − d)) precedes it, with s found by backtracking on G. A
+    sufficiently short gradient step always lowers G and identifies the active units. So every
+    convex energy is minimized, whether or not the plain map contracts. With other energies the
+    solve ends at a stationary point, or with `Status.STALLED` at a kink of the objective.
 
-    Float32 is lifted to float64: beside a large curvature its rounding would hide the minimum.
+    Float32 is converted to float64, because at large curvature its rounding would hide the minimum.
 
-    max_iterations: evaluations of the map and of products with its Jacobian.
+    Args:
+        max_iterations: Largest number of gradients and Hessian products per sample.
+        tolerance, stop, check_minimum: See `Method`.
 
     Examples:
         >>> @eq.energy_term
-        ... def steep(y, x):  # its plain iteration y = x − 50y would diverge
+        ... def steep(y, x):  # the plain iteration y = x − 50y would diverge
         ...     return 25 * y.square().sum(dim=1)
         >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(1)) + steep, solver=eq.solvers.Descent())
         >>> layer(torch.tensor([[51.0]])).round(decimals=3)
@@ -106,7 +108,8 @@ class Descent(Minimizer):
     ) -> Solution:
         if problem.potential is None:
             raise ValueError(
-                "descent needs a hidden objective, and this map has none: use 'auto' or 'anderson'"
+                "Descent needs a hidden objective, but this map has none; use the solver 'auto' or "
+                "'anderson'"
             )
         warmed_up, start, warm_up = self.warm_up(problem)
         lifted = warmed_up.lifted()
@@ -115,19 +118,19 @@ class Descent(Minimizer):
         except RuntimeError:
             if lifted is warmed_up:
                 raise
-            # A function that holds constants of another type takes no other state.
+            # An energy with constants of another type cannot take a state in float64.
             lifted = warmed_up
             run = _DescentRun(self, lifted, start, trace or problem.trace, visited)
         while len(run.rows):
             run.observe()
             if len(run.rows):
                 run.advance()
-        run.map_where_that_contracts(lifted)
+        run.apply_map(lifted)
         return run.solution(warmed_up, warm_up)
 
 
 class _DescentRun:
-    """One solve: the rows that still run, and what became of the others."""
+    """One solve: the state of running rows, and the results of finished ones."""
 
     def __init__(
         self,
@@ -146,7 +149,7 @@ class _DescentRun:
         ones = torch.ones_like(y[:, 0])
         self.pace = DescentMemory(
             length=ones.clone(),
-            forcing=LOOSEST * ones,
+            forcing=LOOSEST_FORCING * ones,
             settled=torch.ones_like(self.rows, dtype=torch.bool),
             first=torch.inf * ones,
             lowest=torch.inf * ones,
@@ -155,12 +158,12 @@ class _DescentRun:
             share=ones.clone(),
             quasi=torch.full_like(
                 self.rows,
-                2 * PAIRS * y.numel() * y.element_size() <= LARGEST_MEMORY,
+                2 * PAIRS * y.numel() * y.element_size() <= MAX_PAIR_BYTES,
                 dtype=torch.bool,
             ),
         )
-        self.gentle = torch.zeros_like(self.pace.quasi)
-        """Rows along whose steps the plain map may have contracted."""
+        self.may_contract = torch.zeros_like(self.pace.quasi)
+        """Rows whose steps were so long that the plain map may contract."""
         self.pairs = Pairs(y) if bool(self.pace.quasi.any()) else None
         self.point = self._first_point(y, visited)
         self.pace.first = self.point.value
@@ -182,7 +185,7 @@ class _DescentRun:
         self.states: list[Tensor] | None = [] if trace == "states" else None
 
     def observe(self) -> None:
-        """Note where each row stands, and part with those that have come to their end."""
+        """Store the result of each row and remove finished rows."""
         point, result, rows = self.point, self.result, self.rows
         assert isinstance(result.state, Tensor)
         image = self.objective.potential.image(point.y, point.descent)
@@ -200,7 +203,7 @@ class _DescentRun:
         result.absolute_residual[rows] = residuals.absolute
         result.status[rows] = torch.where(sound, status, int(Status.DIVERGED)).to(torch.int8)
         result.iterations[rows] = self.objective.spent
-        self.gentle[rows] = self.pace.length >= GENTLE
+        self.may_contract[rows] = self.pace.length >= MIN_MAP_LENGTH
         self._record(residuals)
         going = sound & ~reached & ~over & ~stalled
         if not bool(going.all()):
@@ -213,17 +216,17 @@ class _DescentRun:
                 self.pairs.keep(keep)
 
     def advance(self) -> None:
-        """A trial of a quasi-Newton step in every row that begins; then Newton steps."""
+        """Try one quasi-Newton step in the rows that use them; later, take Newton steps."""
         quasi = self.pace.quasi.nonzero().squeeze(1)
         if len(quasi) and self.pairs is not None:
             self._quasi_newton_step(quasi, self.pairs)
-            self.pace.quasi = self.pace.quasi & (self.objective.spent < QUASI_BUDGET)
+            self.pace.quasi = self.pace.quasi & (self.objective.spent < QUASI_NEWTON_BUDGET)
         else:
             self.pairs = None
             self._newton_step()
 
     def _quasi_newton_step(self, rows: Tensor, pairs: Pairs) -> None:
-        """One trial in these rows, shorter than the last if that failed, or a gradient step."""
+        """Try one quasi-Newton step in these rows, or take a gradient step where one is due."""
         pace = self.pace
         short = rows[pace.share[rows] == 0]
         if len(short):
@@ -238,7 +241,7 @@ class _DescentRun:
         here, share = at.keep(rows), pace.share[rows]
         weight = self.objective.activation.derivative(here.a)
         direction, length = pairs.direction(rows, here.gap, weight, pace.length[rows])
-        # Units that are off stay off in a shorter step: they may be why the whole one failed.
+        # Inactive units stay inactive in a shorter step: they may be why the full step failed.
         shortened = (share < 1)[:, None] & (weight == 0)
         path = share[:, None] * torch.where(shortened, 0.0, direction)
         trial = self.objective.evaluate(here.a + path, rows)
@@ -246,31 +249,31 @@ class _DescentRun:
         steepness = -torch.linalg.vecdot(
             self.objective.activation.derivative(trial.a) * trial.gap, path
         )
-        # A convex function that still falls at the trial has fallen all the way.
+        # A convex function that still decreases at the trial point has decreased all the way.
         falling = here.value.isnan() & (steepness <= 0) & torch.isfinite(trial.value)
         at = self._valued(at, rows[~falling])
         here.value = at.value[rows]
         good = falling | self._good(here, trial, slope, self._noise(at)[rows])
-        left = share * _minimum_of_cubic(trial.value - here.value, slope, steepness)
-        left = torch.where(left > SHORTEST_SHARE, left, 0.0)
-        pace.share[rows] = torch.where(good, 1.0, left)
+        shorter = share * _minimum_of_cubic(trial.value - here.value, slope, steepness)
+        shorter = torch.where(shorter > MIN_STEP_SIZE, shorter, 0.0)
+        pace.share[rows] = torch.where(good, 1.0, shorter)
         pace.length[rows] = length.clamp(SHORTEST, 1.0)
-        pairs.forget(rows[~good & (left == 0)])
+        pairs.forget(rows[~good & (shorter == 0)])
         taken = good.nonzero().squeeze(1)
         trial = trial.keep(taken)
         pairs.add(rows[taken], *here.keep(taken).step_to(trial))
         self.point = at.with_rows(rows[taken], trial)
 
     def _good(self, at: Point, trial: Point, predicted: Tensor, noise: Tensor) -> Tensor:
-        """Whether a trial lowers G by enough of what was predicted."""
-        lower = trial.value <= at.value + SUFFICIENT * predicted
-        # Close to the minimum G falls by less than its rounding: the residual tells more.
+        """Return whether a trial lowers G by a sufficient share of the predicted decrease."""
+        lower = trial.value <= at.value + SUFFICIENT_DECREASE * predicted
+        # Near the minimum, rounding hides the decrease of G, so the residual decides.
         level = trial.value <= at.value + noise
         closer = self.objective.distance(trial) <= PROGRESS * self.objective.distance(at)
         return lower | (level & closer)
 
     def _newton_step(self) -> None:
-        """A Newton step of every row, and a gradient step before it where that is needed."""
+        """Take a Newton step in every row, after a gradient step where one is needed."""
         at, pace = self.point, self.pace
         unsettled = (~pace.settled).nonzero().squeeze(1)
         if len(unsettled):
@@ -289,7 +292,7 @@ class _DescentRun:
         for share in NEWTON_LENGTHS:
             if not len(pending):
                 break
-            if share < 1:  # Units that are off stay off: they may be why the whole step failed.
+            if share < 1:  # inactive units stay inactive: they may be why the full step failed
                 direction = torch.where(weight == 0, 0.0, direction)
             trial = self.objective.evaluate(at.a[pending] + share * direction[pending], pending)
             good = self._good(
@@ -299,21 +302,21 @@ class _DescentRun:
             pace.settled[pending[good]] = share == 1
             new = new.with_rows(pending[good], trial.keep(good.nonzero().squeeze(1)))
             pending = pending[~good]
-        # The linear solve becomes as precise as Newton's model has turned out to be, and more
-        # precise where its result was of no use.
+        # The next linear solve is as precise as the quadratic model was, or ten times more precise
+        # if no step was accepted.
         progress = (row_norms(new.gap) / before).square()
-        forcing = torch.where(taken, progress.clamp_max(LOOSEST), pace.forcing / 10)
-        pace.forcing = forcing.clamp_min(TIGHTEST)
+        forcing = torch.where(taken, progress.clamp_max(LOOSEST_FORCING), pace.forcing / 10)
+        pace.forcing = forcing.clamp_min(TIGHTEST_FORCING)
         self.point = new
 
-    def map_where_that_contracts(self, problem: FixedPointProblem) -> None:
-        """The state is T(y), as with other solvers, unless that is further from stationary.
+    def apply_map(self, problem: FixedPointProblem) -> None:
+        """Replace the state by T(y), as other solvers do, unless its residual is larger.
 
-        Which is so where steps were as short as a curvature above 1 makes them: not looked at.
+        Rows with short gradient steps are skipped: the curvature is above 1, so the map expands.
         """
         y = self.result.state
         assert isinstance(y, Tensor)
-        rows = self.gentle.nonzero().squeeze(1)
+        rows = self.may_contract.nonzero().squeeze(1)
         if not len(rows):
             return
         images, some = [y[rows]], problem.keep(rows)
@@ -326,40 +329,41 @@ class _DescentRun:
         state = torch.where((after < before)[:, None], images[1], images[0])
         self.result = replace(self.result, state=y.index_copy(0, rows, state))
 
-    def solution(self, given: FixedPointProblem, warm_up: int) -> Solution:
+    def solution(self, problem: FixedPointProblem, warm_up: int) -> Solution:
+        """Return the result in the data type and context of `problem`."""
         result = self.result
         assert isinstance(result.state, Tensor)
-        dtype = given.buffer_dtype
+        dtype = problem.buffer_dtype
         trace = None
         if self.traced is not None:
-            states = None if self.states is None else [given.unpack(s) for s in self.states]
+            states = None if self.states is None else [problem.unpack(s) for s in self.states]
             trace = Trace(torch.stack(self.traced).to(dtype), states)
         return replace(
             result,
-            state=given.unpack(result.state.to(dtype)),
+            state=problem.unpack(result.state.to(dtype)),
             residual=result.residual.to(dtype),
             absolute_residual=result.absolute_residual.to(dtype),
             iterations=result.iterations + warm_up,
             evaluations=self.objective.calls + warm_up,
             sample_evaluations=self.objective.sample_calls + warm_up * len(result.status),
-            epsilon=given.epsilon,
-            context=given.context,
+            epsilon=problem.epsilon,
+            context=problem.context,
             trace=trace,
         )
 
     def _stalled(self) -> Tensor:
-        """Rows that have come as far as they can: at a kink, or to where all is rounding."""
+        """Return the rows that make no more progress, because of a kink or of rounding."""
         pace, value, distance = self.pace, self.point.value, self.objective.distance(self.point)
-        enough = torch.maximum(self._noise(self.point), FALL * (pace.first - value))
+        enough = torch.maximum(self._noise(self.point), MIN_DECREASE * (pace.first - value))
         fell = value < pace.lowest - enough
         progress = fell | (distance < PROGRESS * pace.nearest)
         pace.lowest = torch.where(progress, torch.minimum(value, pace.lowest), pace.lowest)
         pace.nearest = torch.where(progress, torch.minimum(distance, pace.nearest), pace.nearest)
-        # Newton steps wait until no row takes quasi-Newton steps.
+        # Rows with Newton steps wait until no row takes quasi-Newton steps.
         moved = pace.quasi | ~pace.quasi.any()
         pace.idle = torch.where(progress, 0, pace.idle + moved.to(pace.idle.dtype))
         stalled = (pace.idle >= PATIENCE) | (pace.length < SHORTEST)
-        # Where quasi-Newton steps bring nothing, Newton steps may.
+        # Newton steps may make progress where quasi-Newton steps do not.
         again = stalled & pace.quasi
         pace.quasi = pace.quasi & ~again
         pace.idle = torch.where(again, 0, pace.idle)
@@ -375,9 +379,9 @@ class _DescentRun:
             self.states.append(self.result.state.clone())
 
     def _first_point(self, y: Tensor, visited: Sequence[tuple[Tensor, Tensor]]) -> Point:
-        """A step from the best of the points visited before, which are its first memory.
+        """Return the point after a step from the best of the visited points.
 
-        What is not known of these is G.
+        The visited points, at which G is unknown, provide the first quasi-Newton pairs.
         """
         points = [self.objective.prepared(at.to(y), descent.to(y)) for at, descent in visited]
         points = points if len(points) > 1 else self._plain_step(y)
@@ -398,7 +402,7 @@ class _DescentRun:
         return self.point
 
     def _plain_step(self, y: Tensor) -> list[Point]:
-        """The start, or zero where nothing is finite at the start, and its image."""
+        """Return the start, or zero where the energy is not finite there, and its image."""
         value, descent = self.objective.energy(y, self.rows)
         broken = (~torch.isfinite(value + descent.sum(dim=1))).nonzero().squeeze(1)
         if len(broken):
@@ -412,22 +416,22 @@ class _DescentRun:
         ]
 
     def _valued(self, at: Point, rows: Tensor) -> Point:
-        """The same, with G known in these rows."""
+        """Return the point with G evaluated in these rows."""
         unknown = rows[at.value[rows].isnan()]
         if not len(unknown):
             return at
         return at.with_rows(unknown, self.objective.evaluate(at.a[unknown], unknown))
 
     def _noise(self, at: Point) -> Tensor:
-        """How much of G may be rounding: of its terms, and of what has cancelled inside E.
+        """Return a bound on the rounding error of G: of its terms, and by cancellation inside E.
 
-        Backtracking has found the curvature of E to be about 1/s.
+        The curvature of E is about 1/s, with s from backtracking.
         """
         size = at.size + at.y.square().sum(dim=1) / self.pace.length
         return NOISE * torch.finfo(at.y.dtype).eps * size
 
     def _gradient_step(self, at: Point, rows: Tensor) -> Point:
-        """prox_{sf}(y − s(y − d)) in these rows, s shortened until G falls by enough."""
+        """Return prox_{sf}(y − s(y − d)) in these rows; shortens s until G falls by enough."""
         length = self.pace.length
         pending = rows
         new = at
@@ -438,7 +442,7 @@ class _DescentRun:
             trial = self.objective.evaluate(
                 self.objective.activation.prox_argument(pull, s[:, None]), pending
             )
-            decrease = SUFFICIENT_OF_GRADIENT * (trial.y - y).square().sum(dim=1) / s
+            decrease = SUFFICIENT_GRADIENT_DECREASE * (trial.y - y).square().sum(dim=1) / s
             enough = trial.value <= at.value[pending] - decrease + self._noise(at)[pending]
             good = enough | (s < SHORTEST)
             length[pending] = torch.where(
@@ -449,10 +453,10 @@ class _DescentRun:
         return new
 
 
-def _minimum_of_cubic(rise: Tensor, slope: Tensor, slope_there: Tensor) -> Tensor:
-    """Where in (0, 1) the cubic with φ(1) − φ(0) = rise and these slopes at 0 and 1 is least."""
-    middle = slope + slope_there - 3 * rise
-    root = (middle.square() - slope * slope_there).clamp_min(0.0).sqrt()
-    share = 1 - (slope_there + root - middle) / (slope_there - slope + 2 * root)
-    # NaN where something is not finite.
-    return share.nan_to_num(MOST_CUT).clamp(MOST_CUT, LEAST_CUT)
+def _minimum_of_cubic(rise: Tensor, slope: Tensor, end_slope: Tensor) -> Tensor:
+    """Return the minimizer in (0, 1) of the cubic φ with φ(1) − φ(0) = rise and these slopes."""
+    middle = slope + end_slope - 3 * rise
+    root = (middle.square() - slope * end_slope).clamp_min(0.0).sqrt()
+    share = 1 - (end_slope + root - middle) / (end_slope - slope + 2 * root)
+    # NaN if an input is not finite.
+    return share.nan_to_num(MIN_CUT).clamp(MIN_CUT, MAX_CUT)

@@ -1,4 +1,4 @@
-"""What a quasi-Newton method remembers of its steps: BFGS with a limited memory."""
+"""Limited-memory BFGS: the stored pairs and the quasi-Newton direction."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from equilibria.solvers.base import Memory
 from equilibria.solvers.convergence import row_norms
 
 PAIRS = 20
-"""Steps that a quasi-Newton step remembers."""
-DISAGREEMENT = 0.05
-"""Of ⟨s, q'⟩ and ⟨s', q⟩, equal for a quadratic function, up to which one is taken for it."""
-NEWS = 0.01
-"""The share of its curvature that a step has to keep when those that followed are taken out."""
-LEAST_CURVATURE = 1e-10
+"""Number of stored steps."""
+MAX_DISAGREEMENT = 0.05
+"""Largest relative difference of ⟨s, q'⟩ and ⟨s', q⟩ at which the function counts as quadratic, for
+which they are equal."""
+MIN_NEW_CURVATURE = 0.01
+"""Smallest share of its curvature that a step must keep after conjugation with newer steps."""
+MIN_CURVATURE = 1e-10
+"""Smallest curvature of a pair that is used."""
 
 
 class Pairs(Memory):
-    """The last steps s = Δy and the changes q of y − d along them, in a buffer allocated once.
+    """The last steps s = Δy and the changes q of y − d along them, in a preallocated buffer.
 
-    q is the change of the gradient of ½‖y‖² + E, of whose Hessian they make an approximation B by
-    BFGS updates, the oldest first. On a quadratic function such updates forget, unless steps are
-    conjugate: the update by one keeps what B says of another only if ⟨s, q'⟩ = 0. So each pair is
-    made conjugate to those that followed it, which on a quadratic function are pairs as good as
-    any: B is then exact on all of them whatever the lengths of the steps (Schnabel, 1983), and
-    minimizing a quadratic function takes as many gradients as conjugate gradients need. Where pairs
-    disagree on their common curvature the function is not quadratic: these and older ones enter as
-    they are, as usual (Nocedal, 1980).
+    q is the change of the gradient of ½‖y‖² + E. BFGS updates, oldest pair first, give an
+    approximation B of its Hessian. On a quadratic function, an update by one pair invalidates
+    another unless the steps are conjugate, ⟨s, q'⟩ = 0. So each pair is made conjugate to the newer
+    ones. On a quadratic function B is then exact on all steps, whatever their lengths (Schnabel,
+    1983), and the minimization takes as many gradients as conjugate gradients. If ⟨s, q'⟩ and
+    ⟨s', q⟩ differ, the function is not quadratic; that pair and older ones are then used unchanged,
+    as in the standard method (Nocedal, 1980).
     """
 
     def __init__(self, like: Tensor) -> None:
         rows, size = like.shape
         self.basis = like.new_zeros(rows, 2, PAIRS, size)
-        """Steps, and changes, both divided by the length of the step."""
+        """Steps and changes, both divided by the length of the step."""
         self.written = torch.zeros(rows, dtype=torch.int64, device=like.device)
 
     def add(self, rows: Tensor, step: Tensor, change: Tensor) -> None:
-        """Remember a pair of these rows; one that is not finite, or no step, counts for nothing."""
+        """Store a pair of these rows; zero steps and pairs that are not finite are ignored."""
         length = row_norms(step)
         sound = (length > 0) & torch.isfinite(length) & torch.isfinite(row_norms(change))
         scale = torch.where(sound, 1 / length, 0.0)[:, None]
@@ -54,9 +55,14 @@ class Pairs(Memory):
     ) -> tuple[Tensor, Tensor]:
         """Return w with (I − S + BS) w = d − a for S = σ′(a), and the scale 1/γ of B.
 
-        B = γI − UN⁻¹Uᵀ with U made of the pairs (Byrd, Nocedal and Schnabel, 1994), so that a
-        system as large as the memory is solved. Units that are off go to d.
-        length: 1/γ where a row has no pair.
+        B = γI − UN⁻¹Uᵀ with U made of the pairs (Byrd, Nocedal and Schnabel, 1994), so the system
+        to solve is as large as the number of pairs. Units with S = 0 get w = d − a.
+
+        Args:
+            rows: Indices of the rows.
+            gap: d − a of these rows.
+            weight: Diagonal of S.
+            length: 1/γ for rows without a pair.
         """
         everything = len(rows) == len(self.written)
         basis = (self.basis if everything else self.basis[rows]).flatten(1, 2)
@@ -91,13 +97,13 @@ class Pairs(Memory):
         pulled = both @ _in_order(pulled, newest_first, columns=False)
         solved, _ = torch.linalg.solve_ex(system, pulled)
         shares = _in_order(both.mT @ solved, newest_first.argsort(dim=1), columns=False)
-        found = (gap - torch.bmm(shares.mT, basis)[:, 0]) / diagonal
-        sound = torch.isfinite(found).all(dim=1, keepdim=True) & (weight > 0)
-        return torch.where(sound, found, gap), scale
+        direction = (gap - torch.bmm(shares.mT, basis)[:, 0]) / diagonal
+        sound = torch.isfinite(direction).all(dim=1, keepdim=True) & (weight > 0)
+        return torch.where(sound, direction, gap), scale
 
 
 def _in_order(products: Tensor, order: Tensor, *, columns: bool = True) -> Tensor:
-    """Rows (and columns) of both halves of a matrix in this order."""
+    """Permute the rows (and columns) of both halves of a matrix."""
     both = torch.cat([order, order + PAIRS], dim=1)[:, :, None]
     products = products.gather(1, both.expand(-1, -1, products.shape[2]))
     if not columns:
@@ -106,30 +112,32 @@ def _in_order(products: Tensor, order: Tensor, *, columns: bool = True) -> Tenso
 
 
 def _conjugated(cross: Tensor) -> tuple[Tensor, Tensor]:
-    """How pairs, newest first, are mixed to be conjugate, and which have something to say.
+    """Return the mixture of pairs that makes them conjugate, and which of the mixed pairs are used.
 
-    cross: ⟨sᵢ, qⱼ⟩, the newest first.
+    Args:
+        cross: ⟨sᵢ, qⱼ⟩, newest first.
     """
     mixture = torch.zeros_like(cross)
     curvature = torch.zeros_like(cross[:, 0])
-    """Of the mixed pairs; zero where a pair is not used."""
+    """Curvature of the mixed pairs; zero where a pair is not used."""
     quadratic = torch.ones_like(cross[:, 0, 0], dtype=torch.bool)
     for i in range(PAIRS):
-        own = cross[:, i, i]
+        pair_curvature = cross[:, i, i]
         used = curvature > 0
-        theirs = torch.where(used, 1 / curvature, 0.0)
+        inverse = torch.where(used, 1 / curvature, 0.0)
         along = (mixture @ cross[:, i, :, None])[:, :, 0]  # ⟨s, q'⟩ of this step s
         across = (mixture @ cross[:, :, i, None])[:, :, 0]  # ⟨s', q⟩
-        apart = (along - across).square() * theirs
-        positive = own > LEAST_CURVATURE
-        quadratic = quadratic & ~(positive & (apart.amax(dim=1) > DISAGREEMENT**2 * own))
-        mixed = -((along * theirs)[:, None] @ mixture)[:, 0]
+        difference = (along - across).square() * inverse
+        positive = pair_curvature > MIN_CURVATURE
+        differs = positive & (difference.amax(dim=1) > MAX_DISAGREEMENT**2 * pair_curvature)
+        quadratic = quadratic & ~differs
+        mixed = -((along * inverse)[:, None] @ mixture)[:, 0]
         mixed = torch.where(quadratic[:, None], mixed, 0.0)
         mixed[:, i] += 1
-        left = (mixed[:, None] @ cross @ mixed[:, :, None])[:, 0, 0]
-        useful = positive & (left > NEWS * own)
-        # Of about unit curvature, lest the system has entries of all sizes.
-        unit = torch.where(useful, (own / left).sqrt(), 0.0)[:, None]
+        remaining = (mixed[:, None] @ cross @ mixed[:, :, None])[:, 0, 0]
+        useful = positive & (remaining > MIN_NEW_CURVATURE * pair_curvature)
+        # Scaled back to its original curvature, to keep the system well scaled.
+        unit = torch.where(useful, (pair_curvature / remaining).sqrt(), 0.0)[:, None]
         mixture[:, i] = torch.where(useful[:, None], mixed * unit, 0.0)
-        curvature[:, i] = torch.where(useful, own, 0.0)
+        curvature[:, i] = torch.where(useful, pair_curvature, 0.0)
     return mixture, curvature > 0
