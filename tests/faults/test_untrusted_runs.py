@@ -207,7 +207,7 @@ def test_images_of_absurd_sizes_are_errors(run: Path, fact: str) -> None:
     huge = [1_000_000, 1_000_000]
     mark["images"][fact] = [1, *huge] if fact == "image_shape" else {"size": huge, "cover": None}
     (run / "run.json").write_text(sealed_json(mark))
-    with pytest.raises(ValueError, match=r"1,000,000×1,000,000 pixels|one image of 1×1000000|GB"):
+    with pytest.raises(ValueError, match=r"1,000,000×1,000,000|one image of 1×1000000|GB"):
         eq.load(run)
 
 
