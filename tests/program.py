@@ -1,4 +1,4 @@
-"""Helpers that run the program as users do."""
+"""Calls of the program, as by a user."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = Path(equilibria.__file__).parents[1]
 
 
 def invoke(*arguments: object) -> Result:
-    """Run a command in this process, and restore the number of threads afterwards."""
+    """Run a command in this process, and restore the number of threads that it changes."""
     threads = torch.get_num_threads()
     try:
         return CliRunner().invoke(app, _without_report(arguments))
@@ -26,14 +26,14 @@ def invoke(*arguments: object) -> Result:
 
 
 def _without_report(arguments: tuple[object, ...]) -> list[str]:
-    """Add --no-report to `train`, unless --report is given, because a report takes seconds."""
+    """Add --no-report to `train`, unless a test passes --report, because reports take seconds."""
     words = [str(argument) for argument in arguments]
     is_plain = words[:1] == ["train"] and not {"--report", "--help"} & {*words}
     return [*words, "--no-report"] if is_plain else words
 
 
 def program(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a separate process with the working directory `folder`."""
+    """Run the program in a separate process, with `folder` as its working directory."""
     return subprocess.run(
         [sys.executable, "-m", "equilibria", *_without_report(arguments)],
         cwd=folder,
@@ -46,13 +46,13 @@ def program(folder: Path, *arguments: object, **variables: str) -> subprocess.Co
 
 
 def output_of_python(program: str) -> str:
-    """Return the output of a Python program in a new interpreter."""
-    answer = subprocess.run(
+    """Return the output of Python code in a new interpreter."""
+    result = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert answer.returncode == 0, answer.stderr
-    return answer.stdout.strip()
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()

@@ -1,4 +1,4 @@
-"""docs/commands.md shows every command of the program, and its lines are valid."""
+"""docs/commands.md shows all commands, with lines that can be typed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN = dict(zip(PARTS[1::2], PARTS[2::2], strict=True))
 LINES = [line for text in SHOWN.values() for line in re.findall(r"^\$ (.+)$", text, re.M)]
 
 
-def test_page_shows_exactly_the_commands() -> None:
+def test_page_shows_all_commands_and_no_others() -> None:
     assert sorted(SHOWN) == sorted(COMMANDS)
     for name, text in SHOWN.items():
         assert re.search(rf"^\$ equilibria {name}\b", text, re.M), name
@@ -27,7 +27,7 @@ def test_page_shows_exactly_the_commands() -> None:
         assert re.search(r"^ ?[^$`\s]", printed, re.M), f"{name} printed nothing"
 
 
-def test_page_agrees_with_its_script() -> None:
+def test_page_matches_its_script() -> None:
     spec = importlib.util.spec_from_file_location("commands", SITE / "commands.py")
     assert spec is not None
     assert spec.loader is not None
@@ -38,8 +38,8 @@ def test_page_agrees_with_its_script() -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("equilibria")])
-def test_command_line_is_valid(line: str) -> None:
-    """Parse the arguments without running the command."""
+def test_lines_are_valid_commands(line: str) -> None:
+    """Parse the line without running it."""
     program = typer.main.get_command(app)
     words = shlex.split(line)[1:]
     context = program.make_context("equilibria", words)

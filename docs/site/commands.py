@@ -1,7 +1,9 @@
-"""`python docs/site/commands.py [NAME…]`: runs the program's commands, and writes docs/commands.md.
+"""Run the commands of the program and write docs/commands.md.
 
-All of them, or those that are named, in a fresh folder and a terminal of 100 columns, as a user
-types them. Some use runs of others: `compare` and `report` those of `demo` and `train`.
+    python docs/site/commands.py [NAME ...]
+
+Runs all commands, or those with the given names, in an empty folder and a terminal of 100 columns.
+Some commands use the runs of others: `compare` and `report` need `demo` and `train`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ COLUMNS = 100
 
 
 class Line(NamedTuple):
-    """A command, and how many lines of its output are shown, from the beginning and the end."""
+    """A command with the number of first and last lines of its output to show."""
 
     text: str
     first: int = 30
@@ -36,7 +38,7 @@ class Line(NamedTuple):
 
 
 class Section(NamedTuple):
-    says: str
+    summary: str
     lines: tuple[Line, ...]
 
 
@@ -57,38 +59,38 @@ SECTIONS = {
         (Line("equilibria demo --epochs 4 --output runs/demo", 14, 12),),
     ),
     "models": Section(
-        "What can be made by name, and what comes trained.",
+        "Lists the registered and the trained models, and their options.",
         (Line("equilibria models --pretrained"), Line("equilibria models opteq-small", 24, 4)),
     ),
     "train": Section(
-        "Follows a recipe, with changes; `photos/` or `labels.csv` in its place are images of "
-        "your own ([training](training.md)).",
+        "Trains a model by a recipe with changes. `photos/` or `labels.csv` instead of a recipe "
+        "trains on your images ([training](training.md)).",
         (Line("equilibria train digits-opteq training.epochs=4 --output runs/opteq", 12, 12),),
     ),
     "evaluate": Section(
-        "How good a model is on test images.",
+        "Measures the accuracy of a model on test images.",
         (Line("equilibria evaluate --model digits-opteq"), Line("equilibria evaluate runs/opteq")),
     ),
     "predict": Section(
-        "What a model sees in image files.",
+        "Classifies image files.",
         (
             Line("equilibria predict --model digits-opteq digit.png --top 3"),
             Line("equilibria predict --model digits-opteq digit.png --json"),
         ),
     ),
     "certify": Section(
-        "What is proven of the answers ([certificates](certificates.md)).",
+        "Certifies predictions ([certificates](certificates.md)).",
         (
             Line("equilibria certify --model digits-certified --samples 100", 20, 20),
             Line("equilibria certify --model digits-certified digit.png", 20, 20),
         ),
     ),
     "explain": Section(
-        "Which terms of the hidden objective pulled a decision ([reports](reports.md)).",
+        "Shows how terms of the hidden objective contribute to a class ([reports](reports.md)).",
         (Line("equilibria explain --model digits-opteq digit.png --output why.html", 16, 8),),
     ),
     "attack": Section(
-        "The accuracy on the worst images near the test images ([attacks](attacks.md)).",
+        "Measures the accuracy on adversarial images ([attacks](attacks.md)).",
         (
             Line(
                 "equilibria attack --model digits-opteq --eps 0.5 --method all --samples 50", 16, 8
@@ -96,16 +98,15 @@ SECTIONS = {
         ),
     ),
     "generate": Section(
-        "New images of a generator ([generators](generative.md)).",
+        "Draws new images from a generator ([generators](generative.md)).",
         (Line("equilibria generate --model mnist-generator --output samples.png"),),
     ),
     "restore": Section(
-        "Photographs restored by the prior that comes with the program "
-        "([restoration](restoration.md)).",
+        "Restores photographs with the photo prior ([restoration](restoration.md)).",
         (Line("equilibria restore photo.png --simulate --noise 0.1 --output clean"),),
     ),
     "restore-run": Section(
-        "Damaged pictures restored by a trained model ([restoration](restoration.md)).",
+        "Restores damaged pictures with a trained model ([restoration](restoration.md)).",
         (
             Line(
                 "equilibria restore-run mnist-generator digit.png --task inpaint --ridge 0.05 "
@@ -114,28 +115,28 @@ SECTIONS = {
         ),
     ),
     "recipes": Section(
-        "What `train` knows by name.",
+        "Lists the recipes for `train`.",
         (Line("equilibria recipes", 10, 3), Line("equilibria recipes digits-opteq")),
     ),
-    "runs": Section("The runs in a folder.", (Line("equilibria runs runs"),)),
+    "runs": Section("Lists the runs in a folder.", (Line("equilibria runs runs"),)),
     "report": Section(
-        "One page on a run, or on several side by side ([reports](reports.md)).",
+        "Writes a report page for one or more runs ([reports](reports.md)).",
         (Line("equilibria report runs/opteq runs/demo --quick --output both.html"),),
     ),
     "compare": Section(
-        "Runs side by side, and where their recipes differ.",
+        "Compares runs and their recipes.",
         (Line("equilibria compare runs/opteq runs/demo"),),
     ),
     "reproduce": Section(
-        "Tables and figures of the papers, and studies ([results](results.md)).",
+        "Reproduces tables and figures of the papers, and runs studies ([results](results.md)).",
         (
             Line("equilibria reproduce", 10, 3),
             Line("equilibria reproduce jiio-t5 --settings", 14, 3),
         ),
     ),
     "tune": Section(
-        "The fastest setting that trains a model right. Times depend on the machine, and on what "
-        "else it does.",
+        "Finds the fastest setting with accurate gradients. Times depend on the machine and its "
+        "load.",
         (
             Line(
                 "equilibria tune opteq-small --size 8 --channels 1 --solvers auto,picard "
@@ -146,34 +147,34 @@ SECTIONS = {
         ),
     ),
     "export": Section(
-        "A model as one file for other programs ([export](export.md)).",
+        "Exports a model to one file for other programs ([export](export.md)).",
         (Line("equilibria export --model digits-opteq --format onnx", 20, 8),),
     ),
     "explore": Section(
-        "A page on this machine, until Ctrl-C ([explorer](explorer.md)).",
+        "Serves an interactive page on this machine until Ctrl-C ([explorer](explorer.md)).",
         (Line("equilibria explore --port 8764"),),
     ),
     "serve": Section(
-        "Answers over HTTP, until Ctrl-C ([serving](serving.md)).",
+        "Serves predictions over HTTP until Ctrl-C ([serving](serving.md)).",
         (Line(SERVER), Line("curl --data-binary @digit.png http://127.0.0.1:8765/predict")),
     ),
     "bench": Section(
-        "Against TorchDEQ in one process ([benchmarks](benchmarks.md)); from a clone of the "
-        "repository.",
+        "Runs benchmarks against TorchDEQ; needs a clone of the repository "
+        "([benchmarks](benchmarks.md)).",
         (Line("equilibria bench --list", 10, 3),),
     ),
     "datasets": Section(
-        "Which data sets there are, and where ([data](data.md)).",
+        "Lists and downloads data sets ([data](data.md)).",
         (Line("equilibria datasets", 10, 4), Line("equilibria datasets get digits")),
     ),
 }
 
 HEAD = f"""\
-# Every command, with what it prints
+# Commands and their output
 
-Made by `python docs/site/commands.py`, which runs each of them in a terminal of {COLUMNS} columns,
-in a folder with two pictures. Lines that are left out are marked `…`. `equilibria COMMAND --help`
-lists all options, with more examples.
+Every command, run in a terminal of {COLUMNS} columns in a folder with two pictures. `…` marks
+omitted lines. `equilibria COMMAND --help` lists all options with more examples.
+`python docs/site/commands.py` writes this page.
 
 ```python
 {PREPARED}```
@@ -181,12 +182,13 @@ lists all options, with more examples.
 
 
 def main(*chosen: str) -> None:
-    kept = (
+    """Run the chosen commands, by default all, and write the page; other sections remain."""
+    previous = (
         re.split(r"^## `([\w-]+)`\n", PAGE.read_text(encoding="utf-8"), flags=re.M)
         if chosen
         else []
     )
-    texts = dict(zip(kept[1::2], kept[2::2], strict=True))
+    texts = dict(zip(previous[1::2], previous[2::2], strict=True))
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         subprocess.run([sys.executable, "-c", PREPARED], check=True)
@@ -194,13 +196,13 @@ def main(*chosen: str) -> None:
             print(name, flush=True)
             section = SECTIONS[name]
             blocks = "\n".join(recorded(section.lines))
-            texts[name] = f"\n{section.says}\n\n```console\n{blocks}\n```\n"
+            texts[name] = f"\n{section.summary}\n\n```console\n{blocks}\n```\n"
     parts = [f"## `{name}`\n{texts[name].rstrip()}\n" for name in SECTIONS]
     PAGE.write_text("\n".join([HEAD, *parts]), encoding="utf-8")
 
 
 def recorded(lines: tuple[Line, ...]) -> Iterator[str]:
-    """Each command with its output; a server runs until the last of them has ended."""
+    """Yield each command with its output; a server runs until the last command has ended."""
     server: Terminal | None = None
     for line in lines:
         yield f"$ {line.text}"
@@ -215,6 +217,7 @@ def recorded(lines: tuple[Line, ...]) -> Iterator[str]:
 
 
 def shortened(text: str, line: Line) -> str:
+    """Shorten an output to the lines that are shown."""
     shown = text.strip("\n").split("\n")
     if len(shown) > line.first + line.last + 1:
         shown = [*shown[: line.first], "…", *shown[len(shown) - line.last :]]
@@ -222,13 +225,13 @@ def shortened(text: str, line: Line) -> str:
 
 
 class Terminal:
-    """A command in a terminal of its own, without colors."""
+    """A command in a separate pseudo terminal, without colors."""
 
     def __init__(self, command: str) -> None:
         words = shlex.split(command)
         if words[0] == "equilibria":
             words = [sys.executable, "-m", *words]
-        self.seen, inside = pty.openpty()
+        self.output, inside = pty.openpty()
         ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
         hidden = {"EQUILIBRIA_DATA", "COLUMNS", "LINES"}
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -240,6 +243,7 @@ class Terminal:
         self.text, self.interrupted = "", False
 
     def all(self) -> str:
+        """Return the whole output, once the command has ended."""
         while self._read():
             pass
         if self.process.wait() != 0 and not self.interrupted:
@@ -247,27 +251,29 @@ class Terminal:
         return plain(self.text)
 
     def until(self, mark: str) -> str:
+        """Return the output as soon as it contains `mark`."""
         while mark not in self.text and self._read():
             pass
         time.sleep(1)
         return plain(self.text)
 
     def interrupt(self) -> None:
+        """Send Ctrl-C and wait for the end."""
         self.interrupted = True
         self.process.send_signal(signal.SIGINT)
         self.all()
 
     def _read(self) -> bool:
         try:
-            found = os.read(self.seen, 65536)
-        except OSError:  # The other end was closed.
+            data = os.read(self.output, 65536)
+        except OSError:  # the command has closed its end
             return False
-        self.text += found.decode(errors="replace")
-        return bool(found)
+        self.text += data.decode(errors="replace")
+        return bool(data)
 
 
 def plain(text: str) -> str:
-    """What is left on a terminal that moves up, erases lines and writes over them."""
+    """Return the visible text of an output with control sequences."""
     rows, row, column = [""], 0, 0
     for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", text):
         if part == "\n":
@@ -289,5 +295,5 @@ def plain(text: str) -> str:
 
 if __name__ == "__main__":
     if shutil.which("curl") is None:
-        raise SystemExit("curl is missing")
+        raise SystemExit("curl is not installed: it is needed for the section `serve`")
     main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/explorer.md: `python docs/site/explorer.py` from the repository."""
+"""Take the screenshots of docs/explorer.md: `python docs/site/explorer.py` in the repository."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.serving.running import running  # noqa: E402
 
 SIZE = (1200, 920)
 COLORS = 256
-"""Of a picture, so that it is small."""
+"""Number of colors of a picture, which limits its size in bytes."""
 MARGIN = 20
 BOTTOM = """Math.max(...Array.from(document.querySelectorAll("main > section:not([hidden])"))
     .map(section => section.getBoundingClientRect().bottom + window.scrollY))"""
@@ -62,21 +62,21 @@ def photo(browser: Browser) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "images")
-    parser.add_argument("--phone", action="store_true", help="As on a phone.")
-    parser.add_argument("--dark", action="store_true")
-    asked = parser.parse_args()
-    found = find_chromium()
-    assert found is not None, "there is no Chromium here: apt-get install chromium"
+    parser.add_argument("--phone", action="store_true", help="Use the screen size of a phone.")
+    parser.add_argument("--dark", action="store_true", help="Use dark colors.")
+    options = parser.parse_args()
+    program = find_chromium()
+    assert program is not None, "Chromium is not installed: apt-get install chromium"
     explored = [Explored(name, eq.training.experiment.trained_model(name)) for name in MODELS]
-    with running(explorer_app(explored)) as address, chromium(found) as browser:
-        browser.open(address, size=PHONE if asked.phone else SIZE, dark=asked.dark)
+    with running(explorer_app(explored)) as address, chromium(program) as browser:
+        browser.open(address, size=PHONE if options.phone else SIZE, dark=options.dark)
         for scene in (solve, attack, photo):
             scene(browser)
-            picture = asked.output / f"explorer-{scene.__name__}.png"
-            taken = Image.open(io.BytesIO(browser.screenshot())).convert("RGB")
+            picture = options.output / f"explorer-{scene.__name__}.png"
+            image = Image.open(io.BytesIO(browser.screenshot())).convert("RGB")
             end = int(browser.value(BOTTOM)) + MARGIN
-            taken = taken.crop((0, 0, taken.width, min(end, taken.height)))
-            taken.quantize(COLORS).save(picture, optimize=True)
+            image = image.crop((0, 0, image.width, min(end, image.height)))
+            image.quantize(COLORS).save(picture, optimize=True)
             print(picture)
         assert browser.complaints() == [], browser.complaints()
 

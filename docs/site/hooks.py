@@ -1,4 +1,4 @@
-"""Pages that the site makes of what is elsewhere: the README, and one page of reference a room."""
+"""Generated pages of the site: documents of the repository, and one reference page per package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-"""Documents of the repository that are pages of the site."""
+"""Documents in the root of the repository, and their pages on the site."""
 
 ROOMS = {
     "energies": "Energies",
@@ -42,7 +42,7 @@ ROOMS = {
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The reference's part of the navigation, a line a room."""
+    """Add one navigation entry per package to the reference."""
     for entry in config.nav or []:
         if "Reference" in entry:
             rooms = [{title: f"api/{room}.md"} for room, title in ROOMS.items()]
@@ -60,7 +60,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def from_root(text: str) -> str:
-    """Links of a document at the repository's root, as links of a page in docs/."""
+    """Adapt the links of a document in the repository's root to its page in docs/."""
     text = re.sub(r'(\]\(|src="|srcset=")docs/', r"\1", text)
     for source, page in PAGES.items():
         text = text.replace(f"]({source}", f"]({page}")
@@ -68,12 +68,16 @@ def from_root(text: str) -> str:
 
 
 def reference(room: str, title: str) -> str:
-    """The page of a room: what is read from its source, and what that reader takes for another."""
+    """Return the reference page of a package.
+
+    Public objects with the name of their module are listed separately, because the reader of the
+    sources confuses them with the module.
+    """
     module = import_module(f"equilibria.{room}")
     named = {name: getattr(module, name) for name in getattr(module, "__all__", [])}
     text = f"# {title}\n\n`equilibria.{room}`\n\n::: equilibria.{room}\n"
     for name, thing in named.items():
-        if name in str(getattr(thing, "__module__", "")).split("."):  # the name of a file, too
+        if name in str(getattr(thing, "__module__", "")).split("."):
             text += SHADOWED.format(path=f"{thing.__module__}.{name}")
     registries = [name for name, thing in named.items() if hasattr(thing, "__self__")]
     if registries:
@@ -89,7 +93,7 @@ SHADOWED = """
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Links out of docs/: to a document that is a page here, or to source, which the site lacks."""
+    """Adapt links that leave docs/: to pages of the site, or to plain text for source files."""
     for source, page in PAGES.items():
         markdown = re.sub(rf"\]\(\.\./((?:\.\./)*){re.escape(source)}", rf"](\g<1>{page}", markdown)
     return re.sub(r"\[([^\]]+)\]\((?:\.\./)+src/[^)]+\)", r"\1", markdown)

@@ -1,4 +1,4 @@
-"""Options in docstrings, a line each with what they mean, are a list on the site."""
+"""Extension of the site: lines `name: meaning` in docstrings become lists."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import griffe
 OPTION = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*): (?=\S)")
 CODE = re.compile(r"(`[^`]*`)")
 STAR = re.compile(r"(?<=[\w)\]])\*")
-"""The optimum z*, which Markdown would take for the beginning of an emphasis."""
+"""A star after a symbol, as in z*, which Markdown would read as emphasis."""
 
 
 class Options(griffe.Extension):
-    """Found by the site's settings, which name this file."""
+    """Extension of griffe, which mkdocs.yml lists."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
@@ -22,22 +22,22 @@ class Options(griffe.Extension):
 
 
 def with_lists(text: str) -> str:
-    """Each `name: what it means`, whose further lines are indented, as an item of a list."""
+    """Convert each `name: meaning`, with indented continuation lines, to an item of a list."""
     lines: list[str] = []
     follows_item = False
     for line in text.splitlines():
         starts = not lines or not lines[-1].strip() or follows_item
-        found = OPTION.match(line) if starts else None
-        if found:
-            names = ", ".join(f"`{name}`" for name in found[1].split(", "))
-            line = f"- {names}: {line[found.end() :]}"
-        follows_item = bool(found) or (follows_item and line.startswith("    "))
+        match = OPTION.match(line) if starts else None
+        if match:
+            names = ", ".join(f"`{name}`" for name in match[1].split(", "))
+            line = f"- {names}: {line[match.end() :]}"
+        follows_item = bool(match) or (follows_item and line.startswith("    "))
         lines.append(line)
     return "\n".join(lines)
 
 
 def with_stars(text: str) -> str:
-    """Stars of formulas as stars, but for code."""
+    """Escape the stars of formulas outside code."""
     lines = []
     for line in text.splitlines():
         if not line.lstrip().startswith((">>>", "...")):

@@ -1,4 +1,4 @@
-"""Models that tempt a certificate to be false, and the search for one that is."""
+"""Models for which certificates are likely to fail, and a search for false certificates."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def images(count: int) -> Tensor:
 
 
 def random_model(family: str, seed: int, zeta: float = 0.9) -> EquilibriumClassifier:
-    """A model in float32 and evaluation mode, its statistics taken of random images."""
+    """Return a model in float32 and evaluation mode, with statistics of random images."""
     torch.manual_seed(seed)
     if family == "dense":
         W = eq.Dense(5, 7, norm="bound", zeta=zeta)
@@ -56,17 +56,17 @@ def random_model(family: str, seed: int, zeta: float = 0.9) -> EquilibriumClassi
         sizes = {"image_size": SIDE, "in_channels": 1, "num_classes": CLASSES, "units": (9, 7)}
         return reflection_network(**sizes, zeta=4 * zeta, solving=eq.Solving(tolerance=1e-3)).eval()
     name, options = OPTIONS[family]
-    made = eq.create_model(
+    model = eq.create_model(
         name, **CONV, **options, zeta=zeta, tolerance=1e-3, normalize=((0.3,), (0.4,))
     )
-    assert isinstance(made, EquilibriumClassifier)
-    made.train()(images(8)).sum().backward()
-    return made.eval()
+    assert isinstance(model, EquilibriumClassifier)
+    model.train()(images(8)).sum().backward()
+    return model.eval()
 
 
 @dataclass
 class Exact:
-    """The equilibria of a model in float64, solved to 1e-12."""
+    """Logits at the equilibria of a model in float64, solved to 1e-12."""
 
     logits: Tensor
     converged: Tensor
@@ -88,7 +88,7 @@ def exact(model: nn.Module, x: Tensor) -> Exact:
 
 @torch.no_grad()
 def solved(wide: nn.Module, x: Tensor) -> Exact:
-    """Where others crawl, as near the bound of the norm, by Newton's method on the objective."""
+    """Solve a model in float64; where Anderson is slow, use Newton's method on the objective."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", eq.ConvergenceWarning)
         first = _solved(wide, x, eq.Anderson(tolerance=1e-12, max_iterations=200))
@@ -109,7 +109,7 @@ def _solved(wide: nn.Module, x: Tensor, solver: eq.solvers.Solver[Any]) -> Exact
 
 @torch.no_grad()
 def narrow_margins(model: EquilibriumClassifier, x: Tensor, margin: float) -> None:
-    """Move the biases of the head so that the first image is this close to another class."""
+    """Change the biases of the head so that the first image has this margin."""
     logits = exact(model, x[:1]).logits[0]
     first, second = logits.topk(2).indices
     head = getattr(model.head, "classifier", model.head)
@@ -117,14 +117,14 @@ def narrow_margins(model: EquilibriumClassifier, x: Tensor, margin: float) -> No
 
 
 def _early_exit(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The classes that an early exit says, and of which it is sure."""
+    """Return the predictions of an early exit, and whether they are certain."""
     quick = eq.certificates.CertifiedExit(model, tuple(x.shape[1:]))
     return quick(x).argmax(dim=1), quick.certified
 
 
 @dataclass
 class Hunt:
-    """How many (sample, model) pairs were looked at, and what was wrong with them."""
+    """Counts of checked (sample, model) pairs and of false certificates."""
 
     pairs: int = 0
     certified: int = 0
@@ -134,22 +134,22 @@ class Hunt:
     false_exits: int = 0
     false_radii: int = 0
 
-    def look(self, model: EquilibriumClassifier, x: Tensor, *, attacked: int = 0) -> None:
+    def check(self, model: EquilibriumClassifier, x: Tensor, *, attacked: int = 0) -> None:
         """Compare certificates with exact equilibria; attack some images within their radii."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", eq.ConvergenceWarning)
-            found = eq.certify(model, x, refine=False)
-            early, sure = _early_exit(model, x)
+            certificate = eq.certify(model, x, refine=False)
+            early, is_certain = _early_exit(model, x)
         true = exact(model, x)
-        # What is closer to a tie than the exact solve is to its solution is not decided by it.
-        distance = 1e-11 / (1 - found.contraction).clamp(1e-12, 1)
+        # Ignore ties within the accuracy of the exact solve.
+        distance = 1e-11 / (1 - certificate.contraction).clamp(1e-12, 1)
         decided = true.converged & (true.margins > distance * (1 + true.logits.abs().amax(dim=1)))
-        wrong = decided & (found.prediction != true.classes)
+        wrong = decided & (certificate.prediction != true.classes)
         self.pairs += len(x)
-        self.certified += int(found.certified_class.sum())
-        self.false_classes += int((found.certified_class & wrong).sum())
-        self.exits += int(sure.sum())
-        self.false_exits += int((sure & decided & (early != true.classes)).sum())
+        self.certified += int(certificate.certified_class.sum())
+        self.false_classes += int((certificate.certified_class & wrong).sum())
+        self.exits += int(is_certain.sum())
+        self.false_exits += int((is_certain & decided & (early != true.classes)).sum())
         if attacked:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", eq.ConvergenceWarning)
@@ -159,16 +159,16 @@ class Hunt:
         self,
         model: EquilibriumClassifier,
         x: Tensor,
-        found: eq.certificates.Certificate,
+        certificate: eq.certificates.Certificate,
         steps: int = 3,
     ) -> None:
         """Projected gradient descent on the smallest margin, in float64, within each radius."""
-        has_radius = found.radius > 0
+        has_radius = certificate.radius > 0
         if not bool(has_radius.any()):
             return
         wide = copy.deepcopy(model).double()
-        center, radius = x[has_radius].double(), found.radius[has_radius]
-        labels = found.prediction[has_radius]
+        center, radius = x[has_radius].double(), certificate.radius[has_radius]
+        labels = certificate.prediction[has_radius]
         scale = radius[:, None, None, None]
 
         def projected(delta: Tensor) -> Tensor:
@@ -181,8 +181,8 @@ class Hunt:
             with eq.solving(wide, tolerance=1e-9, gradient=eq.Implicit(tolerance=1e-6)):
                 logits = wide(point)
             own = logits.gather(1, labels[:, None])
-            rivals = logits.scatter(1, labels[:, None], -torch.inf).amax(dim=1, keepdim=True)
-            (gradient,) = torch.autograd.grad((own - rivals).sum(), point)
+            others = logits.scatter(1, labels[:, None], -torch.inf).amax(dim=1, keepdim=True)
+            (gradient,) = torch.autograd.grad((own - others).sum(), point)
             size = gradient.flatten(1).norm(dim=1)[:, None, None, None].clamp_min(1e-300)
             delta = projected(delta - 2 * scale / (1 + step) * gradient / size).detach()
             reached = solved(wide, center + delta)

@@ -1,9 +1,10 @@
-"""A long hunt for false certificates.
+"""Long search for false certificates.
 
-Run `python -m tests.certificates.hunt_false_certificates [NAME …]`. Each
-NAME is a family of random models (all of them by default), with usual norms and with ‖W‖ within
-1e-6 of 1, with usual margins and with one of 1e-7, or the folder of a trained run. Prints the
-number of pairs of a sample and a model that were tested.
+    python -m tests.certificates.hunt_false_certificates [NAME …]
+
+NAME is a family of random models (by default all) or the folder of a trained run. Random models
+have usual norms or ‖W‖ within 1e-6 of 1, and usual margins or one of 1e-7. Prints the number of
+checked (sample, model) pairs and of false certificates.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _random(family: str, hunt: Hunt) -> None:
         model, x = random_model(family, seed, zeta), images(SAMPLES)
         if seed % 2:
             narrow_margins(model, x, 1e-7)
-        hunt.look(model, x, attacked=ATTACKED)
+        hunt.check(model, x, attacked=ATTACKED)
 
 
 def _trained(run: str, hunt: Hunt) -> None:
@@ -46,8 +47,8 @@ def _trained(run: str, hunt: Hunt) -> None:
     x, _ = experiment.some_test_images(SAMPLES)
     for tolerance in (1e-2, 1e-3, 1e-4):
         with eq.solving(experiment.model, tolerance=tolerance):
-            hunt.look(experiment.model, x)
-    hunt.look(experiment.model, x[:ATTACKED], attacked=ATTACKED)
+            hunt.check(experiment.model, x)
+    hunt.check(experiment.model, x[:ATTACKED], attacked=ATTACKED)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Certificates hold: none is false, bounds are bounds, and what has none says why."""
+"""Certificates hold, bounds are valid, and missing certificates have a reason."""
 
 from __future__ import annotations
 
@@ -43,28 +43,27 @@ SINGLE = unit_roundoff(torch.float32)
     margin=st.sampled_from([None, 1e-7, 1e-4]),
 )
 def test_no_certificate_is_false(family: str, seed: int, zeta: float, margin: float | None) -> None:
-    """Against a float64 solve to 1e-12: certified classes, early exits, attacks within radii."""
+    """Compares classes, early exits and attacks with a float64 solve to 1e-12."""
     model, x = random_model(family, seed, zeta), images(16)
     if margin is not None:
         narrow_margins(model, x, margin)
     hunt = Hunt()
-    hunt.look(model, x, attacked=2)
+    hunt.check(model, x, attacked=2)
     assert (hunt.false_classes, hunt.false_exits, hunt.false_radii) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_is_certified_at_a_usual_tolerance(family: str) -> None:
-    """And not only in theory: with ordinary margins most classes are certain."""
+def test_most_classes_of_every_family_are_certified(family: str) -> None:
     model, x = random_model(family, 3, 0.6), images(24)
     with eq.solving(model, tolerance=1e-6):
-        found = eq.certify(model, x, refine=False)
-    assert found.share_certified > 0.9
-    assert bool(found.unique.all())
-    assert bool((found.radius[found.certified_class] > 0).all())
+        certificate = eq.certify(model, x, refine=False)
+    assert certificate.share_certified > 0.9
+    assert bool(certificate.unique.all())
+    assert bool((certificate.radius[certificate.certified_class] > 0).all())
 
 
 def toy(seed: int, zeta: float = 0.7) -> EquilibriumClassifier:
-    """A dense ReLU OptEq on the plane, in float64."""
+    """Return a dense ReLU OptEq on the plane, in float64."""
     torch.manual_seed(seed)
     W = eq.Dense(4, 6, norm="bound", zeta=zeta)
     with torch.no_grad():
@@ -75,8 +74,8 @@ def toy(seed: int, zeta: float = 0.7) -> EquilibriumClassifier:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_equilibrium_is_the_solution_of_its_quadratic_program(seed: int) -> None:
-    """min ½yᵀ(I − WWᵀ)y − cᵀy over y ≥ 0, as least squares ‖Lᵀy − L⁻¹c‖ by an active-set method."""
+def test_equilibrium_solves_its_quadratic_program(seed: int) -> None:
+    """min ½yᵀ(I − WWᵀ)y − cᵀy over y ≥ 0, solved as least squares ‖Lᵀy − L⁻¹c‖ by active sets."""
     model, x = toy(seed), torch.randn(4, 2, dtype=torch.float64)
     cell = model.layer.cell
     assert isinstance(cell, OptEqCell)
@@ -92,15 +91,15 @@ def test_the_equilibrium_is_the_solution_of_its_quadratic_program(seed: int) -> 
     assert bool((error < 1e-6).all())
 
 
-def test_a_certified_radius_is_below_the_exact_one() -> None:
-    """The exact one by rays over the plane: the first distance at which the class changes."""
+def test_certified_radius_is_below_the_exact_radius() -> None:
+    """The exact radius is the smallest distance along rays at which the class changes."""
     ratios = []
     angles = torch.linspace(0, 2 * math.pi, 181, dtype=torch.float64)[:-1]
     rays = torch.stack([angles.cos(), angles.sin()], dim=1)
     for seed in range(4):
         model, x = toy(seed), torch.randn(6, 2, dtype=torch.float64)
-        found = eq.certify(model, x, refine=True)
-        for point, radius, label in zip(x, found.radius, found.prediction, strict=True):
+        certificate = eq.certify(model, x, refine=True)
+        for point, radius, label in zip(x, certificate.radius, certificate.prediction, strict=True):
             if not radius > 0:
                 continue
             lengths = radius * torch.cat([torch.linspace(0.1, 1, 4), torch.logspace(0, 1.3, 24)])
@@ -111,42 +110,42 @@ def test_a_certified_radius_is_below_the_exact_one() -> None:
             assert not bool(other[:4].any())
             if bool(other.any()):
                 ratios.append(float(radius / lengths[int(other.int().argmax())]))
-        assert set(found.radii) == {"global", "weighted", "pattern"}
-    # Never above one, and within an order of magnitude of it.
+        assert set(certificate.radii) == {"global", "weighted", "pattern"}
+    # The certified radius is within an order of magnitude of the exact one.
     assert len(ratios) > 10
     assert max(ratios) <= 1
     assert float(np.median(ratios)) > 0.1
 
 
-def test_each_refinement_of_a_radius_is_at_least_as_large_as_the_one_before() -> None:
+def test_sharper_bounds_give_larger_radii() -> None:
     model, x = random_model("opteq-y", 1, 0.9), images(8)
     with eq.solving(model, tolerance=1e-6):
-        found = eq.certify(model, x, refine=True)
-    radii = found.radii
+        certificate = eq.certify(model, x, refine=True)
+    radii = certificate.radii
     assert bool((radii["weighted"] >= radii["global"]).all())
     assert bool((radii["pattern"] >= radii["weighted"]).all())
-    gains = found.gains()
+    gains = certificate.gains()
     assert gains["pattern"] >= gains["weighted"] > gains["global"] == 1
 
 
 def test_error_bars_hold_and_are_tight() -> None:
-    """Margins at the exact equilibrium lie within their error bars, which are not huge."""
+    """Margins at the exact equilibrium are within their error bars, which are at most 100 times."""
     for family in ("opteq-y", "opteq-z", "deep-opteq", "popteq", "mopteq", "geq"):
         model, x = random_model(family, 5, 0.8), images(12)
         with eq.solving(model, tolerance=1e-2):
-            found = eq.certify(model, x, refine=False)
+            certificate = eq.certify(model, x, refine=False)
         true = exact(model, x).logits
-        margins = true.gather(1, found.prediction[:, None]) - true
-        off = (found.margin - margins).abs()
-        assert bool((off <= found.margin_error).all()), family
-        assert float(found.margin_error.amax()) < 100 * float(off.amax()) + 1e-9, family
+        margins = true.gather(1, certificate.prediction[:, None]) - true
+        off = (certificate.margin - margins).abs()
+        assert bool((off <= certificate.margin_error).all()), family
+        assert float(certificate.margin_error.amax()) < 100 * float(off.amax()) + 1e-9, family
 
 
-def test_error_bounds_hold_for_the_state_itself() -> None:
+def test_error_bounds_hold_for_the_state() -> None:
     for family in ("opteq-y", "deep-opteq", "geq"):
         model, x = random_model(family, 2, 0.8), images(6)
         with eq.solving(model, tolerance=1e-2):
-            found = eq.certify(model, x, refine=False)
+            certificate = eq.certify(model, x, refine=False)
             state = model.solve(x).state
         wide = copy.deepcopy(model).double()
         with torch.no_grad(), eq.solving(wide, tolerance=1e-12, max_iterations=3000):
@@ -160,33 +159,33 @@ def test_error_bounds_hold_for_the_state_itself() -> None:
             else zip(image, solution.state, strict=True)
         )
         off = sum((a - b).flatten(1).square().sum(dim=1) for a, b in pairs).sqrt()
-        assert bool((off <= found.error * (1 + 1e-9) + 1e-14).all())
-        assert bool((off <= found.contraction_error * (1 + 1e-9) + 1e-14).all())
+        assert bool((off <= certificate.error * (1 + 1e-9) + 1e-14).all())
+        assert bool((off <= certificate.contraction_error * (1 + 1e-9) + 1e-14).all())
 
 
-def test_what_has_no_certificate_says_why() -> None:
+def test_missing_certificates_have_reasons() -> None:
     x = images(3)
     options = {"channels": 4, "in_channels": 1, "num_classes": 4, "pool": 2}
     signs = eq.create_model("mopteq-small", widths=(2, 3), scales=(1, 2), diversity=0.05, **options)
-    found = eq.certify(signs.eval(), x)
-    assert not found.certified_class.any()
-    assert not found.radius.any()
-    assert "signs" in found.reasons[0]
+    certificate = eq.certify(signs.eval(), x)
+    assert not certificate.certified_class.any()
+    assert not certificate.radius.any()
+    assert "signs" in certificate.reasons[0]
 
     scaled = eq.create_model(
         "geq-small", widths=(4,), scales=(1,), channel_split=2, hidden=5, gamma="per-sample",
         zeta=0.5, tolerance=1e-6, **options
     ).eval()  # fmt: skip
-    found = eq.certify(scaled, x)
-    assert found.certified_class.all()
-    assert not found.radius.any()
-    assert "depends on the image" in found.reasons[0]
+    certificate = eq.certify(scaled, x)
+    assert certificate.certified_class.all()
+    assert not certificate.radius.any()
+    assert "depends on the image" in certificate.reasons[0]
 
     free = eq.create_model("opteq-small", width=3, norm=None, init_scale=9.0, **options).eval()
     with pytest.warns(eq.ConvergenceWarning):
-        found = eq.certify(free, x)
-    assert not found.unique.any()
-    assert "unique" in found.reasons[0]
+        certificate = eq.certify(free, x)
+    assert not certificate.unique.any()
+    assert "unique" in certificate.reasons[0]
 
     coupled = eq.create_model(
         "deep-opteq-small", widths=(2,), regularizer="decorrelation", gamma=1e-3, **options
@@ -199,9 +198,9 @@ def test_what_has_no_certificate_says_why() -> None:
     assert "GroupNorm" in eq.certify(grouped, x).reasons[0]
     stem = random_model("opteq-y", 0, 0.6)
     stem.stem.append(nn.GroupNorm(2, 4))
-    found = eq.certify(stem, x)
-    assert "GroupNorm" in found.reasons[0]
-    assert not found.radius.any()
+    certificate = eq.certify(stem, x)
+    assert "GroupNorm" in certificate.reasons[0]
+    assert not certificate.radius.any()
     with pytest.raises(ValueError, match="no certificate"):
         eq.certificates.CertifiedExit(signs, (1, SIDE, SIDE))
     with pytest.raises(ValueError, match="no equilibrium"):
@@ -222,7 +221,7 @@ def test_checks_vanish_at_the_equilibrium() -> None:
         assert float(eq.certify(deep, images(4).double()).checks["inclusion"].amax()) < 1e-9
 
 
-def test_early_exits_have_the_classes_of_full_solves_for_fewer_evaluations() -> None:
+def test_early_exit_gives_the_class_of_a_full_solve_with_fewer_evaluations() -> None:
     for family in ("opteq-y", "opteq-z", "deep-opteq", "popteq", "geq-fixed"):
         model, x = random_model(family, 7, 0.8), images(40)
         quick = eq.certificates.CertifiedExit(model, tuple(x.shape[1:]))
@@ -233,12 +232,12 @@ def test_early_exits_have_the_classes_of_full_solves_for_fewer_evaluations() -> 
         assert bool((full == early).all()), family
         assert costs[1] < costs[0], family
         assert quick.share_certified > 0.5, family
-        # A sample alone stops where it stops in a batch.
+        # A single sample stops at the same iteration as in a batch.
         alone = quick(x[:1])
         assert int(alone.argmax()) == int(early[0])
 
 
-def test_rounding_of_operators_is_bounded_and_not_by_much_more() -> None:
+def test_rounding_of_operators_is_bounded() -> None:
     torch.manual_seed(0)
     for operator in (
         eq.Dense(50, 30, norm="bound", zeta=0.9),
@@ -259,18 +258,18 @@ def test_rounding_of_operators_is_bounded_and_not_by_much_more() -> None:
 
 
 def test_bounds_of_a_stem_hold() -> None:
-    """Its steepness against the Jacobian, its rounding against float64."""
+    """Compares the Lipschitz constant with the Jacobian, and the rounding with float64."""
     model = random_model("opteq-y", 0)
     wide = copy.deepcopy(model).double()
     stem = StemBounds.of(model.stem, wide.stem, model.normalize, (1, SIDE, SIDE), SINGLE)
     x = images(5)
     with torch.no_grad():
-        found = stem.run(x)
+        features = stem.run(x)
         true = wide.stem(x.double())
-        assert torch.equal(found.values, model.stem(x))
-    assert bool(((found.values.double() - true).flatten(1).norm(dim=1) <= found.error).all())
-    assert bool((true.flatten(1).norm(dim=1) <= found.size).all())
-    J = torch.autograd.functional.jacobian(lambda one: wide.stem(one), x[:1].double())
+        assert torch.equal(features.values, model.stem(x))
+    assert bool(((features.values.double() - true).flatten(1).norm(dim=1) <= features.error).all())
+    assert bool((true.flatten(1).norm(dim=1) <= features.size).all())
+    J = torch.autograd.functional.jacobian(lambda image: wide.stem(image), x[:1].double())
     largest = torch.linalg.matrix_norm(J.reshape(true[0].numel(), SIDE**2), 2)
     assert float(largest) <= stem.lipschitz()
     assert not stem.is_affine
@@ -285,18 +284,18 @@ def test_resolvents_agree_with_dense_inverses() -> None:
     rows = torch.randn(3, 6, dtype=torch.float64)
     mask = (torch.rand(3, 6) > 0.4).double()
     with torch.no_grad():
-        found = resolvent.solve_masked(rows, mask, torch.zeros_like(rows))
-        low, high = found.form()
+        resolved = resolvent.solve_masked(rows, mask, torch.zeros_like(rows))
+        low, high = resolved.form()
     for i in range(3):
         P = torch.diag(mask[i])
         X = P @ torch.linalg.inv(torch.eye(6).double() - P @ H @ P) @ P
         value = rows[i] @ X @ rows[i]
         assert low[i] - 1e-12 <= value <= high[i] + 1e-12
-        assert (found.solution[i] - X @ rows[i]).norm() <= found.error()[i] + 1e-12
+        assert (resolved.solution[i] - X @ rows[i]).norm() <= resolved.error()[i] + 1e-12
 
 
 def test_bounds_of_energies_hold_at_random_states() -> None:
-    """Eigenvalues of −∇²E and the steepness of ∇E in the input, against Jacobians."""
+    """Compares eigenvalues of −∇²E and the Lipschitz constant in the input with Jacobians."""
     for family in ("opteq-y", "popteq", "mopteq", "geq", "geq-fixed"):
         model = random_model(family, 6, 0.9).double()
         cell = model.layer.cell
@@ -331,36 +330,38 @@ def test_bounds_of_energies_hold_at_random_states() -> None:
 
 
 @pytest.mark.parametrize("method", ["fgsm", "pgd", "jiio"])
-def test_no_attack_within_a_certified_radius_changes_a_class(method: str) -> None:
+def test_attacks_within_a_certified_radius_do_not_change_a_class(method: str) -> None:
     for family in ("opteq-y", "deep-opteq", "geq"):
         model, x = random_model(family, 8, 0.7).double(), images(6).double()
         with eq.solving(model, tolerance=1e-9):
-            found = eq.certify(model, x)
-            sure = found.radius > 0
-            assert int(sure.sum()) > 3
-            eps = float(found.radius[sure].min())
-            labels = found.prediction[sure]
-            attacked = eq.attack(model, x[sure], labels, eps=eps, method=method, clip=None)
+            certificate = eq.certify(model, x)
+            is_certain = certificate.radius > 0
+            assert int(is_certain.sum()) > 3
+            eps = float(certificate.radius[is_certain].min())
+            labels = certificate.prediction[is_certain]
+            attacked = eq.attack(model, x[is_certain], labels, eps=eps, method=method, clip=None)
         assert attacked.robust_accuracy == 1
 
 
 @pytest.mark.parametrize("family", ["deep-opteq", "deep-opteq-five"])
-def test_a_deep_opteq_has_a_larger_radius_by_its_last_layer(family: str) -> None:
-    found = eq.certify(random_model(family, 3), images(40))
-    sure = found.certified_class
-    assert sure.any()
-    assert (found.radii["weighted"][sure] > found.radii["global"][sure]).all()
-    assert torch.equal(found.radius[sure], found.radii["weighted"][sure])
+def test_weighted_radius_of_a_deep_opteq_exceeds_the_global_radius(family: str) -> None:
+    certificate = eq.certify(random_model(family, 3), images(40))
+    is_certain = certificate.certified_class
+    assert is_certain.any()
+    assert (
+        certificate.radii["weighted"][is_certain] > certificate.radii["global"][is_certain]
+    ).all()
+    assert torch.equal(certificate.radius[is_certain], certificate.radii["weighted"][is_certain])
 
 
-def test_radii_by_activation_patterns_are_computed_on_request_only() -> None:
+def test_radii_by_activation_patterns_need_refine() -> None:
     model, x = random_model("opteq-y", 1, 0.9), images(4)
     assert set(eq.certify(model, x).radii) == {"global", "weighted"}
     assert set(eq.certify(model, x, refine=True).radii) == {"global", "weighted", "pattern"}
 
 
 class Written(TorchDispatchMode):
-    """How many float64 numbers operations return: of the largest tensor, and of all."""
+    """Counts of float64 numbers that operations return, in the largest tensor and in total."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -376,8 +377,8 @@ class Written(TorchDispatchMode):
         return result
 
 
-def test_differences_of_classes_are_computed_once_and_not_for_each_image() -> None:
-    """No tensor is as large as images × classes × units."""
+def test_differences_of_classes_are_not_computed_per_image() -> None:
+    """No tensor may have images × classes × units numbers."""
     classes, count = 10, 64
     options = {"channels": 4, "width": 16, "space": "y", "in_channels": 1}
     model = eq.create_model("opteq-small", num_classes=classes, **options).eval()
@@ -390,7 +391,7 @@ def test_differences_of_classes_are_computed_once_and_not_for_each_image() -> No
 
 
 def half_certain() -> tuple[EquilibriumClassifier, Tensor, Tensor]:
-    """A model, images, and which of them are certified at a tolerance of 0.3."""
+    """Return a model, images, and which of them are certified at a tolerance of 0.3."""
     model, x = random_model("opteq-y", 3, 0.9), images(16)
     with eq.solving(model, tolerance=0.3):
         certified = eq.certify(model, x, refine=False).certified_class
@@ -398,8 +399,7 @@ def half_certain() -> tuple[EquilibriumClassifier, Tensor, Tensor]:
     return model, x, certified
 
 
-def test_only_images_whose_answer_can_change_are_refined() -> None:
-    """Images without a certified class cost nothing more."""
+def test_only_images_with_a_certified_class_are_refined() -> None:
     model, x, certified = half_certain()
 
     def work(images: Tensor, refine: bool) -> int:
@@ -418,7 +418,7 @@ def test_only_images_whose_answer_can_change_are_refined() -> None:
     assert bool((refined.radius[certified] > plain.radius[certified]).any())
 
 
-def test_refining_reports_its_progress_and_prints_nothing(
+def test_refining_reports_progress_without_printing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     model, x, _ = half_certain()
@@ -439,7 +439,7 @@ def test_refining_reports_its_progress_and_prints_nothing(
 
 
 @pytest.mark.parametrize("family", ["opteq-y", "deep-opteq", "geq", "reflection"])
-def test_one_solve_serves_the_prediction_and_its_certificate(family: str) -> None:
+def test_one_solve_gives_prediction_and_certificate(family: str) -> None:
     model, x = random_model(family, 3, 0.6), images(8)
     certify = eq.certificates.certifier(model, tuple(x.shape[1:]))
     direct = certify(x)
@@ -457,23 +457,22 @@ def test_one_solve_serves_the_prediction_and_its_certificate(family: str) -> Non
         certify.judge(x[:, :, 1:], solved)
 
 
-def test_a_state_that_is_not_the_equilibrium_of_an_image_certifies_no_wrong_class() -> None:
-    """Whatever was solved: the states of other images."""
+def test_states_of_other_images_give_no_false_certificate() -> None:
     model, x = random_model("opteq-y", 5, 0.8), images(16)
     certify = eq.certificates.certifier(model, tuple(x.shape[1:]))
     solved = certify.solve(x.flip(0))
-    found, true = certify.judge(x, solved), exact(model, x)
-    sure = found.certified_class
-    assert torch.equal(found.prediction[sure], true.classes[sure])
-    margins = true.logits.gather(1, found.prediction[:, None]) - true.logits
-    assert bool(((found.margin - margins).abs() <= found.margin_error).all())
+    certificate, true = certify.judge(x, solved), exact(model, x)
+    is_certain = certificate.certified_class
+    assert torch.equal(certificate.prediction[is_certain], true.classes[is_certain])
+    margins = true.logits.gather(1, certificate.prediction[:, None]) - true.logits
+    assert bool(((certificate.margin - margins).abs() <= certificate.margin_error).all())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_certificate_depends_on_nothing_else_in_the_batch(
+def test_certificate_does_not_depend_on_the_rest_of_the_batch(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Large batches are judged in blocks."""
+    """Small blocks give the same certificates as one block."""
     model, x = random_model(family, 3, 0.7), images(12)
     whole = eq.certify(model, x)
     monkeypatch.setattr("equilibria.solvers._cpu.BLOCK_BYTES", 1024)
@@ -486,7 +485,7 @@ def test_a_certificate_depends_on_nothing_else_in_the_batch(
 def test_weighted_radii_agree_with_dense_linear_algebra() -> None:
     """½‖UᵀXg‖ + ½√(gᵀXg)·‖U‖/√(1 − h) with X = (I − WWᵀ)⁻¹, for g = W(v_k − v_j)."""
     model, x = toy(2), torch.randn(5, 2, dtype=torch.float64)
-    found = eq.certify(model, x)
+    certificate = eq.certify(model, x)
     cell = model.layer.cell
     assert isinstance(cell, OptEqCell)
     W = cell.W.weights((4,))[0].detach()
@@ -495,12 +494,12 @@ def test_weighted_radii_agree_with_dense_linear_algebra() -> None:
     rows = model.head.weight.detach() @ W.T
     root = (1 - torch.linalg.matrix_norm(W, 2) ** 2).sqrt()
     for sample in range(len(x)):
-        g = rows[found.prediction[sample]] - rows
+        g = rows[certificate.prediction[sample]] - rows
         size = torch.linalg.matrix_norm(U, 2)
         along = (g @ X @ U).norm(dim=1)
         across = ((g @ X) * g).sum(dim=1).clamp_min(0).sqrt() * size / root
-        room = found.margin[sample] - found.margin_error[sample]
+        room = certificate.margin[sample] - certificate.margin_error[sample]
         quotients = room / (0.5 * (along + across))
-        others = torch.arange(len(rows)) != found.prediction[sample]
+        others = torch.arange(len(rows)) != certificate.prediction[sample]
         exactly = float(quotients[others].min())
-        assert exactly * (1 - 1e-3) <= float(found.radii["weighted"][sample]) <= exactly
+        assert exactly * (1 - 1e-3) <= float(certificate.radii["weighted"][sample]) <= exactly

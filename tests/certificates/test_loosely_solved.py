@@ -1,4 +1,4 @@
-"""The radius of a loosely solved state is at most that of the exact equilibrium."""
+"""Radii at a loose tolerance are at most those of the exact equilibrium."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMAGES = 1000
 
 
 def exact_certificate(model: nn.Module, x: Tensor) -> eq.certificates.Certificate:
-    """The certificate in float64 at a tolerance of 1e-12."""
+    """Certify in float64 at a tolerance of 1e-12."""
     wide = copy.deepcopy(model).double()
     with eq.solving(wide, tolerance=1e-12, max_iterations=5000):
         return eq.certify(wide, x.double())
@@ -34,14 +34,14 @@ def check(model: nn.Module, x: Tensor, tolerances: tuple[float | None, ...]) -> 
     for tolerance in tolerances:
         with eq.solving(model, tolerance=tolerance):
             loose = eq.certify(model, x)
-        sure = loose.certified_class
-        assert sure.any()
-        assert exact.certified_class[sure].all()
-        assert torch.equal(loose.prediction[sure], exact.prediction[sure])
+        is_certain = loose.certified_class
+        assert is_certain.any()
+        assert exact.certified_class[is_certain].all()
+        assert torch.equal(loose.prediction[is_certain], exact.prediction[is_certain])
         assert (loose.radius <= exact.radius).all()
 
 
-def test_every_trained_model_with_certificates_is_checked() -> None:
+def test_every_certified_pretrained_model_is_checked() -> None:
     certain = {
         name for name, card in pretrained_cards().items() if "class_certain" in card.certificate
     }
@@ -49,10 +49,10 @@ def test_every_trained_model_with_certificates_is_checked() -> None:
 
 
 @pytest.mark.parametrize("name", CERTIFIED)
-def test_no_trained_model_has_a_larger_radius_than_its_exact_equilibrium(
+def test_radii_of_pretrained_models_are_below_the_exact_radii(
     name: str, request: pytest.FixtureRequest
 ) -> None:
-    """On the test images that the package ships, or on 1,000 of the real data set."""
+    """Uses the test images of the package, or 1,000 of the real data set."""
     data = pretrained_cards()[name].data
     root: Path | None = None
     if data != "digits":
@@ -65,5 +65,5 @@ def test_no_trained_model_has_a_larger_radius_than_its_exact_equilibrium(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_random_model_has_a_larger_radius_than_its_exact_equilibrium(family: str) -> None:
+def test_radii_of_random_models_are_below_the_exact_radii(family: str) -> None:
     check(random_model(family, 3, 0.7), images(24), (1e-6, 1e-3))

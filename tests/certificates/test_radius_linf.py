@@ -1,4 +1,4 @@
-"""The certified radius in L∞ holds against attacks, and is at least that in L2 over √n."""
+"""The certified radius in L∞ holds against attacks and is at least the L2 radius over √n."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from tests.certificates.certified_bank import FAMILIES, images, random_model
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_radius_is_at_least_the_one_in_l2_over_the_root_of_the_pixels(family: str) -> None:
+def test_linf_radius_is_at_least_the_l2_radius_over_root_n(family: str) -> None:
     model, x = random_model(family, 3, 0.6), images(6)
     for refine in (False, True):
-        found = eq.certify(model, x, refine=refine)
-        assert bool((found.radius_linf >= found.radius / math.sqrt(x[0].numel())).all())
-        assert torch.equal(found.radius_linf > 0, found.radius > 0)
+        certificate = eq.certify(model, x, refine=refine)
+        assert bool((certificate.radius_linf >= certificate.radius / math.sqrt(x[0].numel())).all())
+        assert torch.equal(certificate.radius_linf > 0, certificate.radius > 0)
 
 
 @pytest.mark.parametrize("family", ["dense", "opteq-y", "reflection"])
 @pytest.mark.parametrize("method", ["fgsm", "pgd"])
-def test_no_attack_in_linf_within_the_radius_changes_a_class(family: str, method: str) -> None:
+def test_linf_attacks_within_the_radius_do_not_change_a_class(family: str, method: str) -> None:
     model, x = random_model(family, 8, 0.7).double(), images(8).double()
     with eq.solving(model, tolerance=1e-9):
-        found = eq.certify(model, x)
-        sure = found.radius_linf > 0
-        assert int(sure.sum()) > 3
-        for place in sure.nonzero().flatten().tolist()[:4]:
-            one, label = x[place : place + 1], found.prediction[place : place + 1]
-            eps = float(found.radius_linf[place])
+        certificate = eq.certify(model, x)
+        is_certain = certificate.radius_linf > 0
+        assert int(is_certain.sum()) > 3
+        for place in is_certain.nonzero().flatten().tolist()[:4]:
+            image, label = x[place : place + 1], certificate.prediction[place : place + 1]
+            eps = float(certificate.radius_linf[place])
             attacked = eq.attack(
-                model, one, label, norm="linf", eps=eps, method=method, clip=None, loss="margin"
+                model, image, label, norm="linf", eps=eps, method=method, clip=None, loss="margin"
             )
             assert attacked.robust_accuracy == 1
 
 
-def test_the_radius_of_an_affine_stem_agrees_with_dense_linear_algebra() -> None:
-    """½‖UᵀXg‖₁ + ½√(gᵀXg)·√n‖U‖/√(1 − h) with X = (I − WWᵀ)⁻¹: more than the L2 bound proves."""
+def test_linf_radius_of_an_affine_stem_agrees_with_dense_linear_algebra() -> None:
+    """½‖UᵀXg‖₁ + ½√(gᵀXg)·√n‖U‖/√(1 − h) with X = (I − WWᵀ)⁻¹, better than the L2 bound."""
     model, x = random_model("dense", 3, 0.6).double(), images(6).double()
-    found = eq.certify(model, x)
+    certificate = eq.certify(model, x)
     cell = model.layer.cell
     W = cell.W.weights((5,))[0].detach()
     U = cell.energy["input"].U.weights((16,))[0].detach()
@@ -49,19 +49,19 @@ def test_the_radius_of_an_affine_stem_agrees_with_dense_linear_algebra() -> None
     rows = model.head.weight.detach() @ W.T
     root = (1 - torch.linalg.matrix_norm(W, 2) ** 2).sqrt()
     size = math.sqrt(16) * torch.linalg.matrix_norm(U, 2)
-    for sample in found.certified_class.nonzero().flatten().tolist():
-        g = rows[found.prediction[sample]] - rows
+    for sample in certificate.certified_class.nonzero().flatten().tolist():
+        g = rows[certificate.prediction[sample]] - rows
         along = (g @ X @ U).abs().sum(dim=1)
         across = ((g @ X) * g).sum(dim=1).clamp_min(0).sqrt() * size / root
-        room = found.margin[sample] - found.margin_error[sample]
-        others = torch.arange(len(rows)) != found.prediction[sample]
+        room = certificate.margin[sample] - certificate.margin_error[sample]
+        others = torch.arange(len(rows)) != certificate.prediction[sample]
         exactly = float((room / (0.5 * (along + across)))[others].min())
-        radius = float(found.radius_linf[sample])
+        radius = float(certificate.radius_linf[sample])
         assert exactly * (1 - 1e-3) <= radius <= exactly * (1 + 1e-12)
-        assert radius > float(found.radius[sample]) / 4 * (1 + 1e-3)
+        assert radius > float(certificate.radius[sample]) / 4 * (1 + 1e-3)
 
 
-def test_the_dual_norm_of_linf_is_the_sum_of_sizes() -> None:
+def test_dual_norm_of_linf_is_the_l1_norm() -> None:
     row = torch.tensor([[3.0, -4.0]])
     assert float(LINF.dual(row)) == 7
     assert LINF.l2_size(4) == 2

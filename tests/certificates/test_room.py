@@ -1,4 +1,4 @@
-"""The contracts of the room: who provides a certifier, and what results look like."""
+"""Contracts of the package: registered certifiers, constants and joined certificates."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CautiousCertifier(LayerCertifier):
 certifier.register(Cautious, CautiousCertifier.of)
 
 
-def test_a_registered_certifier_serves_certify_early_exit_and_constants() -> None:
+def test_registered_certifier_is_used_by_certify_early_exit_and_constants() -> None:
     model, x = random_model("opteq-y", 3, 0.6), images(4)
     assert eq.certify(model, x).certified_class.all()
     cautious = Cautious(model.stem, model.layer, model.head).eval()
@@ -60,12 +60,12 @@ def test_a_registered_certifier_serves_certify_early_exit_and_constants() -> Non
     assert certificate_constants(cautious, shape)["why_not"] == "caution"
 
 
-def test_a_model_without_a_certifier_gets_an_error_that_names_it() -> None:
-    with pytest.raises(eq.certificates.NoCertificateError, match="a Linear has no equilibrium"):
+def test_model_without_a_certifier_raises() -> None:
+    with pytest.raises(eq.certificates.NoCertificateError, match="Linear cannot be certified"):
         certifier(nn.Linear(2, 3), (2,))
 
 
-def test_the_constants_of_the_early_exit_bound_the_errors_of_certify() -> None:
+def test_constants_bound_the_errors_of_certify() -> None:
     """Both come from one `MarginBound`; `certify` may only be sharper."""
     for family in FAMILIES:
         model, x = random_model(family, 3, 0.6).double(), images(6).double()
@@ -78,32 +78,32 @@ def test_the_constants_of_the_early_exit_bound_the_errors_of_certify() -> None:
             assert bool((certificate.margin_error <= 1.01 * limits + 1e-9).all()), family
 
 
-def test_joined_certificates_are_those_of_the_whole_batch() -> None:
+def test_joined_certificates_match_the_whole_batch() -> None:
     model, x = random_model("opteq-y", 3, 0.6), images(6)
-    by = certifier(model, tuple(x.shape[1:]))
-    solved = by.solve(x)
-    whole = by.judge(x, solved)
-    joined = Certificate.join([by(part) for part in x.split(2)])
+    certify = certifier(model, tuple(x.shape[1:]))
+    solved = certify.solve(x)
+    whole = certify.judge(x, solved)
+    joined = Certificate.join([certify(part) for part in x.split(2)])
     assert len(joined) == len(whole) == len(joined.reasons)
     torch.testing.assert_close(joined.margin, whole.margin, rtol=1e-3, atol=1e-3)
-    with pytest.raises(ValueError, match="nothing to join"):
+    with pytest.raises(ValueError, match="at least one certificate"):
         Certificate.join([])
 
 
-def test_a_margin_bound_is_infinite_without_a_contraction() -> None:
+def test_margin_bound_is_infinite_without_a_contraction() -> None:
     direction, q = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0]])
     bound = MarginBound.by_contraction(direction, q)
     assert not bound.is_known
     assert float(bound.error(torch.zeros(1), torch.zeros(1))[0, 1]) == torch.inf
 
 
-def test_only_one_file_calls_the_bounds_of_cells() -> None:
+def test_only_facts_calls_the_bounds_of_cells() -> None:
     for path in ROOM.glob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         called = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         if path.name not in ("facts.py", "constants.py"):
             assert not called & BOUNDS, path.name
-    # The constants of an export go through the layer, whose inputs the model itself computes.
+    # Constants for exports use the layer, whose inputs the model computes.
     constants = ast.parse((ROOM / "constants.py").read_text(encoding="utf-8"))
     called = {node.attr for node in ast.walk(constants) if isinstance(node, ast.Attribute)}
     assert called & BOUNDS == {"contraction_bound"}

@@ -1,4 +1,4 @@
-"""Freed memory stays with the program, unless its environment says otherwise."""
+"""Memory allocation settings of the C library."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from equilibria import cli
 from equilibria.cli import allocator
 
 
-def test_the_environment_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_take_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
     assert not allocator.keep_freed_memory()
 
 
-def test_a_system_without_mallopt_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_without_mallopt_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert not allocator.keep_freed_memory()
 
 
-def test_the_program_keeps_it_and_the_library_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_program_changes_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(cli, "keep_freed_memory", lambda: calls.append("kept"))
     monkeypatch.setattr(cli, "app", lambda: calls.append("ran"))

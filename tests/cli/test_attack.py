@@ -1,4 +1,4 @@
-"""`equilibria attack`, as a user calls it."""
+"""`equilibria attack`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_methods_side_by_side(finished: Path, tmp_path: Path) -> None:
+def test_all_methods_are_compared(finished: Path, tmp_path: Path) -> None:
     drawn = tmp_path / "attack.png"
     options = ("--eps", 0.5, "--steps", 5, "--samples", 60)
     result = invoke("attack", finished, *options, "--method", "all", "--json", "--draw", drawn)
@@ -41,17 +41,17 @@ def test_methods_side_by_side(finished: Path, tmp_path: Path) -> None:
         assert picture.size[0] > picture.size[1] > 300
 
 
-def test_the_table(finished: Path) -> None:
+def test_attack_prints_a_table(finished: Path) -> None:
     result = invoke("attack", finished, "--norm", "linf", "--eps", 0.05, "--samples", 20)
     assert result.exit_code == 0, result.output
     for expected in ("opteq-small on 20 test images, linf, eps 0.05", "pgd-20", "Robust", "95%"):
         assert expected in result.output
 
 
-def test_a_run_that_normalizes_is_attacked_in_pixels(
+def test_run_with_normalization_is_attacked_in_pixels(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The budget is that of the pixels, and the model sees what it was trained on."""
+    """The distance is in pixels, and the model gets normalized images."""
     monkeypatch.setenv("EQUILIBRIA_DATA", str(real_data))
     recipe = tmp_path / "normalized.yaml"
     recipe.write_text(
@@ -65,9 +65,9 @@ def test_a_run_that_normalizes_is_attacked_in_pixels(
     assert invoke("train", recipe, "--output", run).exit_code == 0
     evaluated = json.loads(invoke("evaluate", run, "--json").output)
     options = ("--eps", 0.5, "--samples", 200, "--steps", 3, "--method", "all", "--json")
-    found = invoke("attack", run, *options)
-    assert found.exit_code == 0, found.output
-    rows = json.loads(found.output)
+    result = invoke("attack", run, *options)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.output)
     assert len(rows) == 3
     for row in rows:
         assert row["accuracy"] == pytest.approx(evaluated["accuracy"])
@@ -78,14 +78,14 @@ def test_a_run_that_normalizes_is_attacked_in_pixels(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--eps", 1, "--method", "pdg"), "--method must be one of pgd, jiio, fgsm or all"),
+        (("--eps", 1, "--method", "pdg"), "--method must be pgd, jiio, fgsm or all"),
         (("--eps", 1, "--norm", "l1"), "norm must be one of l2, linf"),
         (("--eps", 1, "--loss", "hinge"), "loss must be one of"),
         (("--eps", 1, "--method", "fgsm", "--steps", 3), "fgsm is one step"),
         (("--eps", "-1"), "eps must not be"),
     ],
 )
-def test_mistakes_end_with_one_line(
+def test_wrong_options_are_errors(
     finished: Path, arguments: tuple[object, ...], message: str
 ) -> None:
     result = invoke("attack", finished, *arguments)
@@ -93,13 +93,13 @@ def test_mistakes_end_with_one_line(
     assert message in result.output
 
 
-def test_what_is_no_run(tmp_path: Path) -> None:
+def test_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
     result = invoke("attack", tmp_path, "--eps", 1)
     assert result.exit_code == 2
     assert "finished run" in result.output
 
 
-def test_a_model_that_jiio_does_not_take(tmp_path: Path) -> None:
+def test_method_that_does_not_support_the_model_is_skipped(tmp_path: Path) -> None:
     recipe = tmp_path / "resnet.yaml"
     recipe.write_text(
         "model: {name: resnet-small, options: {channels: [4, 4], blocks: [1, 1]}}\n"
@@ -113,20 +113,20 @@ def test_a_model_that_jiio_does_not_take(tmp_path: Path) -> None:
     assert "needs a stem, a layer" in alone.output
     together = invoke("attack", tmp_path / "run", *options, "--method", "all")
     assert together.exit_code == 0, together.output
-    assert "jiio passed over" in together.output
+    assert "jiio skipped" in together.output
     assert "pgd-2" in together.output
-    # Image files: the same word, once, and the others attack them all.
+    # With image files, the warning comes once, and the other methods attack all files.
     files = [tmp_path / "one.png", tmp_path / "two.png"]
     for shade, file in zip((0, 255), files, strict=True):
         Image.new("L", (8, 8), shade).save(file)
-    asked = (tmp_path / "run", *files, "--eps", 0.3)
-    alone = invoke("attack", *asked, "--method", "jiio")
+    arguments = (tmp_path / "run", *files, "--eps", 0.3)
+    alone = invoke("attack", *arguments, "--method", "jiio")
     assert alone.exit_code == 2
     assert "needs a stem, a layer" in alone.output
     written = tmp_path / "attacked"
-    together = invoke("attack", *asked, "--method", "all", "--output", written, "--json")
+    together = invoke("attack", *arguments, "--method", "all", "--output", written, "--json")
     assert together.exit_code == 0, together.output
     rows = json.loads(together.stdout)
     assert [row["method"] for row in rows] == ["pgd", "fgsm"] * 2
-    assert together.stderr.count("jiio passed over") == 1
+    assert together.stderr.count("jiio skipped") == 1
     assert len(list(written.iterdir())) == 4

@@ -1,4 +1,4 @@
-"""The command line."""
+"""The demo, models and --help of the command line, and its import time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAVY = {
     *("tensorboard", "equilibria.training"),
 }
 HELPFUL = [name for name in COMMANDS if name != "bench"]
-"""The commands whose --help is the program's own."""
+"""Commands that print help themselves; bench passes --help on."""
 
 
 def invoke(*arguments: str) -> Result:
@@ -42,7 +42,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     return folder, demo(folder)
 
 
-def test_demo_writes_a_whole_run(finished: tuple[Path, Result]) -> None:
+def test_demo_writes_a_complete_run(finished: tuple[Path, Result]) -> None:
     folder, result = finished
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -65,16 +65,16 @@ def test_demo_writes_a_whole_run(finished: tuple[Path, Result]) -> None:
 
 
 def words(svg: bytes) -> list[str]:
-    """The texts of a figure without their numbers."""
+    """Return the texts of a figure without numbers."""
     texts = (
         element for element in ElementTree.fromstring(svg).iter() if element.tag[-4:] == "text"
     )
-    found = ("".join("".join(text.itertext()).split()) for text in texts)
-    return [text for text in (re.sub(r"[\d.−⁻⁰¹²³⁴⁵⁶⁷⁸⁹]", "", text) for text in found) if text]
+    joined = ("".join("".join(text.itertext()).split()) for text in texts)
+    return [text for text in (re.sub(r"[\d.−⁻⁰¹²³⁴⁵⁶⁷⁸⁹]", "", text) for text in joined) if text]
 
 
-def test_the_figure_of_the_gallery_is_that_of_the_demo(finished: tuple[Path, Result]) -> None:
-    """`make figures` copies it."""
+def test_figure_of_the_gallery_matches_the_demo(finished: tuple[Path, Result]) -> None:
+    """`make figures` copies the figure of the demo to docs/images."""
     folder, _ = finished
     page = (folder / "report.html").read_text(encoding="utf-8")
     images = Path(__file__).resolve().parents[2] / "docs" / "images"
@@ -89,7 +89,7 @@ def test_the_figure_of_the_gallery_is_that_of_the_demo(finished: tuple[Path, Res
         assert file.name in (images.parent / "gallery.md").read_text(encoding="utf-8")
 
 
-def test_demo_prints_a_line_an_epoch_and_the_table(finished: tuple[Path, Result]) -> None:
+def test_demo_prints_one_line_per_epoch_and_a_table(finished: tuple[Path, Result]) -> None:
     folder, result = finished
     for piece in (
         "epoch 1/1",
@@ -108,7 +108,7 @@ def test_demo_prints_a_line_an_epoch_and_the_table(finished: tuple[Path, Result]
         assert piece in result.output
 
 
-def test_run_can_be_loaded_again(finished: tuple[Path, Result]) -> None:
+def test_run_of_the_demo_can_be_loaded(finished: tuple[Path, Result]) -> None:
     from equilibria.training.experiment import trained
 
     folder, _ = finished
@@ -116,7 +116,7 @@ def test_run_can_be_loaded_again(finished: tuple[Path, Result]) -> None:
     assert json.loads(invoke("evaluate", str(folder), "--json").output)["samples"] == 450
 
 
-def test_unknown_model_names_the_nearest(tmp_path: Path) -> None:
+def test_unknown_model_suggests_similar_names(tmp_path: Path) -> None:
     result = demo(tmp_path / "run", "--model", "optek-small")
     assert result.exit_code == 2
     assert "did you mean 'opteq-small'" in result.output
@@ -124,14 +124,14 @@ def test_unknown_model_names_the_nearest(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_unknown_device_is_one_line(tmp_path: Path) -> None:
+def test_unknown_device_is_an_error_of_one_line(tmp_path: Path) -> None:
     result = demo(tmp_path / "run", "--device", "abacus")
     assert result.exit_code == 2
     assert "there is no device 'abacus' here: use auto" in result.output
     assert len(result.output.strip().splitlines()) == 1
 
 
-def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_unwritable_output_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = demo(tmp_path / "file" / "run")
     assert result.exit_code == 2
@@ -139,7 +139,9 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert len(result.output.strip().splitlines()) == 1
 
 
-def test_failed_training_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_training_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise NonFiniteError("the loss is nan: lower the learning rate")
 
@@ -149,21 +151,21 @@ def test_failed_training_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "Error: the loss is nan: lower the learning rate" in result.output
 
 
-def test_demo_follows_the_recipe_that_train_knows(finished: tuple[Path, Result]) -> None:
+def test_demo_uses_the_recipe_digits_opteq(finished: tuple[Path, Result]) -> None:
     folder, _ = finished
     config = load_recipe(folder / "config.yaml")
     assert config == load_recipe("digits-opteq", ["training.epochs=1"])
 
 
-def test_model_that_is_no_equilibrium_classifier_is_refused(tmp_path: Path) -> None:
+def test_demo_of_a_model_without_equilibrium_is_an_error(tmp_path: Path) -> None:
     result = demo(tmp_path / "run", "--model", "resnet-small")
     assert result.exit_code == 2
-    assert "try --model opteq-small" in result.output
+    assert "--model opteq-small" in result.output
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_display_has_a_bar_on_a_terminal_only(terminal: bool) -> None:
+def test_training_display_has_a_bar_on_terminals_only(terminal: bool) -> None:
     from rich.console import Console
 
     from equilibria.training.progress import TrainingDisplay
@@ -201,19 +203,19 @@ def test_help_shows_examples(command: list[str]) -> None:
     assert "equilibria demo --model deep-opteq-small --output runs/deep" in result.output
 
 
-def test_version() -> None:
+def test_version_is_printed() -> None:
     result = invoke("--version")
     assert result.output.strip() == f"equilibria {equilibria.__version__}"
 
 
-def test_models_lists_all() -> None:
+def test_models_lists_all_models() -> None:
     result = invoke("models")
     assert result.exit_code == 0
     for name in equilibria.list_models():
         assert name in result.output
 
 
-def test_models_shows_one() -> None:
+def test_models_describes_one_model() -> None:
     result = invoke("models", "mopteq-small")
     assert result.exit_code == 0
     assert "48,314" in result.output
@@ -227,14 +229,14 @@ def test_models_shows_one() -> None:
     assert "did you mean 'mopteq-small'" in wrong.output
 
 
-def test_models_as_markdown() -> None:
+def test_models_are_listed_in_markdown() -> None:
     lines = invoke("models", "--markdown").output.splitlines()
     assert len(lines) == 2 + len(equilibria.list_models())
     assert all(line.startswith("|") and line.endswith("|") for line in lines)
 
 
-def test_help_comes_without_torch() -> None:
-    """One process for all, each asked what has come with it: `[]` is the import alone."""
+def test_help_does_not_import_heavy_packages() -> None:
+    """Check all commands in one process; `[]` is the import alone."""
     calls = [[], ["--help"], ["--version"], *([name, "--help"] for name in HELPFUL)]
     program = (
         "import sys; import equilibria.cli\n"
@@ -242,18 +244,18 @@ def test_help_comes_without_torch() -> None:
         f"for call in {calls!r}:\n"
         "    if call:\n"
         "        assert CliRunner().invoke(equilibria.cli.app, call).exit_code == 0, call\n"
-        f"    found = {HEAVY!r} & set(sys.modules)\n"
-        "    assert not found, (call, found)"
+        f"    loaded = {HEAVY!r} & set(sys.modules)\n"
+        "    assert not loaded, (call, loaded)"
     )
     assert output_of_python(program) == ""
 
 
-def test_no_module_of_the_command_line_imports_torch() -> None:
+def test_modules_of_the_command_line_do_not_import_heavy_packages() -> None:
     program = (
         "import importlib, pkgutil, sys; import equilibria.cli\n"
         "for module in pkgutil.iter_modules(equilibria.cli.__path__, 'equilibria.cli.'):\n"
         "    importlib.import_module(module.name)\n"
-        f"    found = {HEAVY!r} & set(sys.modules)\n"
-        "    assert not found, (module.name, found)"
+        f"    loaded = {HEAVY!r} & set(sys.modules)\n"
+        "    assert not loaded, (module.name, loaded)"
     )
     assert output_of_python(program) == ""

@@ -1,4 +1,4 @@
-"""`equilibria compare` as a user calls it."""
+"""`equilibria compare`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = ("data.options.train_samples=200", "model.options.channels=8")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs without an evaluation; the second has validation images and another rate."""
+    """Two runs without evaluations; the second has validation images and another learning rate."""
     folder = tmp_path_factory.mktemp("runs")
     for name, overrides in (
         ("first", ["training.epochs=2"]),
@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def interrupted_copy(run: Path, folder: Path) -> Path:
-    """A run that was stopped after its first epoch, and knows no processor time."""
+    """Copy a run as if it was interrupted after its first epoch, without processor time."""
     folder.mkdir()
     (folder / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
     first = RunFolder(run).read_metrics()[0]
@@ -45,7 +45,7 @@ def words(result: Result) -> str:
     return " ".join(result.output.split())
 
 
-def test_facts_and_differences_as_json(runs: Path) -> None:
+def test_json_has_facts_and_differing_settings(runs: Path) -> None:
     result = invoke("compare", runs / "first", runs / "second", "--json")
     assert result.exit_code == 0, result.output
     first, second = json.loads(result.output)
@@ -71,14 +71,14 @@ def test_facts_and_differences_as_json(runs: Path) -> None:
     assert second["settings"]["training.learning_rate"] == 0.01
 
 
-def test_parameters_are_those_of_the_model(runs: Path) -> None:
-    (found,) = json.loads(invoke("compare", runs / "first", "--json").output)
+def test_number_of_parameters_is_that_of_evaluate(runs: Path) -> None:
+    (run,) = json.loads(invoke("compare", runs / "first", "--json").output)
     evaluated = json.loads(invoke("evaluate", runs / "first", "--json").output)
-    assert found["parameters"] == evaluated["parameters"]
-    assert found["settings"] == {}
+    assert run["parameters"] == evaluated["parameters"]
+    assert run["settings"] == {}
 
 
-def test_the_table_shows_them_side_by_side(runs: Path) -> None:
+def test_table_has_one_column_per_run(runs: Path) -> None:
     result = invoke("compare", runs / "first", runs / "second")
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.output.splitlines()]
@@ -89,7 +89,7 @@ def test_the_table_shows_them_side_by_side(runs: Path) -> None:
     assert not any(line.startswith("Test accuracy") for line in lines)
 
 
-def test_evaluations_are_made_once_and_kept(runs: Path, tmp_path: Path) -> None:
+def test_evaluations_are_stored_until_weights_change(runs: Path, tmp_path: Path) -> None:
     unfinished = interrupted_copy(runs / "second", tmp_path / "unfinished")
     result = invoke("compare", runs / "first", unfinished, "--evaluate", "--json")
     assert result.exit_code == 0, result.output
@@ -99,13 +99,13 @@ def test_evaluations_are_made_once_and_kept(runs: Path, tmp_path: Path) -> None:
     assert second["test_accuracy"] is None
     (again,) = json.loads(invoke("compare", runs / "first", "--json").output)
     assert again["test_accuracy"] == first["test_accuracy"]
-    # An evaluation of weights that were since replaced says nothing about those of today.
+    # An evaluation older than the weights is ignored.
     (runs / "first" / "model.safetensors").touch()
     (later,) = json.loads(invoke("compare", runs / "first", "--json").output)
     assert later["test_accuracy"] is None
 
 
-def test_curves_and_a_page_are_written(runs: Path, tmp_path: Path) -> None:
+def test_output_folder_has_curves_and_a_page(runs: Path, tmp_path: Path) -> None:
     unfinished = interrupted_copy(runs / "second", tmp_path / "a|b")
     output = tmp_path / "new" / "comparison"
     result = invoke("compare", runs / "first", unfinished, "--output", output)
@@ -120,35 +120,35 @@ def test_curves_and_a_page_are_written(runs: Path, tmp_path: Path) -> None:
     assert "![Curves](compare.png)" in page
 
 
-def test_an_interrupted_run_is_compared_as_far_as_it_got(runs: Path, tmp_path: Path) -> None:
+def test_interrupted_runs_are_compared(runs: Path, tmp_path: Path) -> None:
     unfinished = interrupted_copy(runs / "second", tmp_path / "unfinished")
-    unborn = tmp_path / "unborn"
-    unborn.mkdir()
-    (unborn / "config.yaml").write_bytes((unfinished / "config.yaml").read_bytes())
-    result = invoke("compare", unfinished, unborn, runs / "second", "--json")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "config.yaml").write_bytes((unfinished / "config.yaml").read_bytes())
+    result = invoke("compare", unfinished, empty, runs / "second", "--json")
     assert result.exit_code == 0, result.output
-    early, none, whole = json.loads(result.output)
+    early, none, finished = json.loads(result.output)
     assert (early["state"], early["epochs"], early["epochs_asked"]) == ("interrupted", 1, 3)
     assert early["cpu_seconds"] is None
     assert early["seconds"] > 0
     line = RunFolder(runs / "second").read_metrics()[0]
     assert early["best_validation_score"] == line["validation_score"]
     assert (none["epochs"], none["loss"], none["parameters"]) == (0, None, None)
-    assert whole["state"] == "finished"
-    assert "1/3" in invoke("compare", unfinished, unborn).output
-    drawn = invoke("compare", unborn, "--output", tmp_path / "nothing")
+    assert finished["state"] == "finished"
+    assert "1/3" in invoke("compare", unfinished, empty).output
+    drawn = invoke("compare", empty, "--output", tmp_path / "nothing")
     assert drawn.exit_code == 2
     assert "nothing to draw" in words(drawn)
     assert not (tmp_path / "nothing").exists()
 
 
-def test_runs_of_one_name_are_told_apart(runs: Path, tmp_path: Path) -> None:
+def test_runs_with_the_same_name_are_distinguished_by_folder(runs: Path, tmp_path: Path) -> None:
     same = interrupted_copy(runs / "first", tmp_path / "first")
-    found = json.loads(invoke("compare", runs / "first", same, "--json").output)
-    assert [run["run"] for run in found] == [f"{runs.name}/first", f"{tmp_path.name}/first"]
+    compared = json.loads(invoke("compare", runs / "first", same, "--json").output)
+    assert [run["run"] for run in compared] == [f"{runs.name}/first", f"{tmp_path.name}/first"]
 
 
-def test_mistakes_end_with_a_sentence(runs: Path, tmp_path: Path) -> None:
+def test_folders_that_cannot_be_compared_are_errors(runs: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.yaml").write_text("command: demo\n")
@@ -161,8 +161,8 @@ def test_mistakes_end_with_a_sentence(runs: Path, tmp_path: Path) -> None:
         ([tmp_path], "is not a run: it has no config.yaml"),
         ([tmp_path / "nowhere"], "is not a run"),
         ([other], "is not a run of `equilibria train`"),
-        ([runs / "first", runs / "first"], "is named twice"),
-        ([runs / "first", pixels], "learn different things"),
+        ([runs / "first", runs / "first"], "is given twice"),
+        ([runs / "first", pixels], "different kinds of data"),
     ):
         result = invoke("compare", *folders)
         assert result.exit_code == 2, result.output

@@ -1,4 +1,4 @@
-"""Ordinary faults: one sentence, an exit code, nothing lost, and nothing strange on the screen."""
+"""Errors: a message of one sentence, an exit code, and no control characters in the output."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained_once: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
+    """A copy of the run that a test may damage."""
     return Path(shutil.copytree(trained_once, tmp_path / "run"))
 
 
-def told(result: Result, code: int) -> str:
-    """The sentence that a command ended with."""
+def error_of(result: Result, code: int) -> str:
+    """Return the error message of a command, after checking its exit code."""
     assert isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.output
@@ -81,49 +81,49 @@ def draw_digit(path: Path) -> Path:
         (RED + "=1", "unknown key"),
     ],
 )
-def test_recipes_that_cannot_be_followed(change: str, sentence: str, tmp_path: Path) -> None:
+def test_wrong_settings_of_a_recipe_are_errors(change: str, sentence: str, tmp_path: Path) -> None:
     result = invoke("train", *SMALL, change, "--output", tmp_path / "run")
-    assert sentence in told(result, 2)
+    assert sentence in error_of(result, 2)
     assert len(result.stderr.splitlines()) == 1
     assert not CONTROL.search(result.output)
     assert not (tmp_path / "run").exists()
 
 
-def test_debug_shows_where_it_happened(tmp_path: Path) -> None:
-    """Before the command, or behind it."""
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    """The option can precede or follow the command."""
     wrong = ("train", *SMALL, "threads=0", "--output", tmp_path / "run")
     for arguments in (("--debug", *wrong), (*wrong, "--debug")):
         result = invoke(*arguments)
         assert result.exit_code == 2
         assert result.stderr.startswith("Traceback")
         assert "Error: " in result.stderr.splitlines()[-1]
-    told(invoke(*wrong), 2)
+    error_of(invoke(*wrong), 2)
 
 
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
         (RuntimeError("can't allocate memory"), "can't allocate memory"),
-        (MemoryError(), "not enough memory"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "not enough memory"),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "f"), "f: no space left on device: free"),
+        (MemoryError(), "out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "f"), "f: no space left on device; free"),
     ],
 )
-def test_what_cannot_be_finished_has_another_code(
+def test_failed_computation_exits_with_code_1(
     error: Exception, sentence: str, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(Experiment, "evaluate", fail)
-    assert sentence in told(invoke("evaluate", run), 1)
+    assert sentence in error_of(invoke("evaluate", run), 1)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EMFILE, errno.EIO])
-def test_a_training_that_cannot_write_says_how_to_go_on(
+def test_training_that_cannot_write_reports_how_to_continue(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the second checkpoint on nothing can be written; with room again, the run goes on."""
+    """Writing fails from the second checkpoint on; afterwards the run can be continued."""
     first_epoch = []
     sync = os.fsync
 
@@ -139,22 +139,22 @@ def test_a_training_that_cannot_write_says_how_to_go_on(
         patch.setattr(TrainingDisplay, "on_epoch", on_epoch)
         patch.setattr(os, "fsync", fsync)
         result = invoke("train", *SMALL, "training.epochs=3", "--output", tmp_path / "run")
-    sentence = told(result, 1)
+    sentence = error_of(result, 1)
     assert os.strerror(code).lower() in sentence
-    assert "epoch-00001 is kept" in sentence
-    go_on(sentence)
+    assert "epoch-00001 is stored" in sentence
+    follow_advice(sentence)
     assert len(RunFolder(tmp_path / "run").read_metrics()) == 3
 
 
-def go_on(sentence: str) -> None:
-    """Follow the advice."""
-    _, advice = sentence.split("go on with: equilibria ")
+def follow_advice(sentence: str) -> None:
+    """Run the command that an error message recommends."""
+    _, advice = sentence.split("continue with: equilibria ")
     result = invoke(*shlex.split(advice))
     assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_ctrl_c_says_what_is_kept_and_how_to_go_on(
+def test_interruption_reports_what_is_stored_and_how_to_continue(
     epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def on_epoch(self: TrainingDisplay, metrics: Any) -> None:
@@ -165,28 +165,32 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(
     with monkeypatch.context() as patch:
         patch.setattr(TrainingDisplay, "on_epoch", on_epoch)
         result = invoke("train", *SMALL, "training.epochs=2", "--output", folder)
-    sentence = told(result, 130)
+    sentence = error_of(result, 130)
     assert "interrupted" in sentence
-    assert f"epoch-0000{epoch} is kept" in sentence
-    go_on(sentence)
+    assert f"epoch-0000{epoch} is stored" in sentence
+    follow_advice(sentence)
     assert len(RunFolder(folder).read_metrics()) == 2
 
 
-def test_ctrl_c_elsewhere(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruption_outside_of_training(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainingDisplay, "on_step", interrupt)
         result = invoke("train", *SMALL, "training.epochs=1", "--output", tmp_path / "early")
-        assert "nothing is kept" in told(result, 130)
+        assert "nothing is stored" in error_of(result, 130)
     monkeypatch.setattr(Experiment, "evaluate", interrupt)
-    assert told(invoke("evaluate", run), 130) == "Error: interrupted"
+    assert error_of(invoke("evaluate", run), 130) == "Error: interrupted"
     late = invoke("train", *SMALL, "training.epochs=1", "--output", tmp_path / "late")
-    assert f"kept: equilibria evaluate {tmp_path / 'late'}" in told(late, 130)
+    assert f"stored; evaluate it with: equilibria evaluate {tmp_path / 'late'}" in error_of(
+        late, 130
+    )
 
 
-def test_outputs_are_tried_before_the_work(
+def test_outputs_are_checked_before_the_work(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def work(*_: object, **__: object) -> None:
@@ -195,7 +199,7 @@ def test_outputs_are_tried_before_the_work(
     monkeypatch.setattr("equilibria.training.experiment.trained", work)
     monkeypatch.setattr("equilibria.report.compare.read_runs", work)
     digit = draw_digit(tmp_path / "digit.png")
-    for command, option, place in (
+    for command, option, path in (
         (("attack", run, "--eps", "1"), "--draw", tmp_path / "nowhere" / "drawn.png"),
         (("attack", run, "--eps", "1"), "--draw", tmp_path),
         (("evaluate", run), "--draw", digit / "drawn.png"),
@@ -204,45 +208,49 @@ def test_outputs_are_tried_before_the_work(
         (("restore-run", run, digit), "--output", digit / "below"),
         (("compare", run), "--output", digit),
     ):
-        sentence = told(invoke(*command, option, place), 2)
-        assert str(place if place == tmp_path else place.parent) in sentence
+        sentence = error_of(invoke(*command, option, path), 2)
+        assert str(path if path == tmp_path else path.parent) in sentence
 
 
-def test_folders_that_take_no_files_are_noticed(
+def test_read_only_output_folder_is_an_error(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(dir: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), f"{dir}/tmp123")
 
     monkeypatch.setattr("equilibria.cli.faults.TemporaryFile", refuse)
-    sentence = told(invoke("evaluate", run, "--draw", tmp_path / "drawn.png"), 2)
-    assert f"{tmp_path}: cannot be written (read-only file system): name a place" in sentence
+    sentence = error_of(invoke("evaluate", run, "--draw", tmp_path / "drawn.png"), 2)
+    assert (
+        f"{tmp_path}: cannot be written (read-only file system); give a writable path" in sentence
+    )
 
 
-def test_one_bad_image_does_not_end_a_prediction(run: Path, tmp_path: Path) -> None:
+def test_unreadable_images_do_not_stop_predictions(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "images"
     folder.mkdir()
-    whole = [draw_digit(folder / f"{name}.png") for name in "ace"]
+    intact = [draw_digit(folder / f"{name}.png") for name in "ace"]
     for name in "bd":
-        (folder / f"{name}.png").write_bytes(whole[0].read_bytes()[:50])
+        (folder / f"{name}.png").write_bytes(intact[0].read_bytes()[:50])
     result = invoke("predict", run, folder, "--json")
-    sentence = told(result, 1)
-    assert "2 of 5 images were left out" in sentence
+    sentence = error_of(result, 1)
+    assert "2 of 5 images were skipped" in sentence
     assert str(folder / "b.png") in sentence
-    assert [found["file"] for found in json.loads(result.stdout)] == [str(path) for path in whole]
+    assert [prediction["file"] for prediction in json.loads(result.stdout)] == [
+        str(path) for path in intact
+    ]
     table = invoke("predict", run, folder)
-    told(table, 1)
-    assert all(str(path) in table.stdout for path in whole)
-    assert "1 of 1 images" in told(invoke("predict", run, folder / "b.png"), 1)
+    error_of(table, 1)
+    assert all(str(path) in table.stdout for path in intact)
+    assert "1 of 1 images" in error_of(invoke("predict", run, folder / "b.png"), 1)
 
 
-def test_no_control_character_reaches_the_screen(run: Path, tmp_path: Path) -> None:
-    """In names of files and folders, in recipes, in what a run holds, and in errors."""
+def test_control_characters_are_escaped_in_all_output(run: Path, tmp_path: Path) -> None:
+    """They are in names of files and folders, in recipes, in runs, and in errors."""
     odd = tmp_path / RED
     odd.mkdir()
     draw_digit(odd / f"{RED}.png")
-    spoiled = Path(os.fsdecode(os.fsencode(str(odd)) + b"/\xff\xfe.png"))
-    shutil.copy(odd / f"{RED}.png", spoiled)
+    undecodable = Path(os.fsdecode(os.fsencode(str(odd)) + b"/\xff\xfe.png"))
+    shutil.copy(odd / f"{RED}.png", undecodable)
     moved = Path(shutil.copytree(run, odd / RED))
     recipe = (run / "config.yaml").read_text().replace("about:", f"about: {json.dumps(RED)} #")
     (odd / f"{RED}.yaml").write_text(recipe)
@@ -268,26 +276,24 @@ def test_no_control_character_reaches_the_screen(run: Path, tmp_path: Path) -> N
         assert re.search(r"\\(u00|x)1b", result.output), arguments
 
 
-def test_warnings_are_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warning_is_one_line_without_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     from equilibria.cli.faults import warn
 
     warn(UserWarning(f"{RED} is deprecated"), UserWarning, "file.py", 3)
-    said = capsys.readouterr().err
-    assert said.startswith("Warning: ")
-    assert "file.py" not in said
-    assert not CONTROL.search(said)
+    printed = capsys.readouterr().err
+    assert printed.startswith("Warning: ")
+    assert "file.py" not in printed
+    assert not CONTROL.search(printed)
 
 
-def test_runs_names_the_folder_that_is_not_there_and_the_run_that_is_damaged(
-    run: Path, tmp_path: Path
-) -> None:
-    assert "there is no folder" in told(invoke("runs", tmp_path / "nowhere"), 2)
-    shutil.copytree(run, tmp_path / "spoiled")
-    (tmp_path / "spoiled" / "config.yaml").write_text("model: [")
+def test_runs_reports_missing_folders_and_damaged_runs(run: Path, tmp_path: Path) -> None:
+    assert "there is no folder" in error_of(invoke("runs", tmp_path / "nowhere"), 2)
+    shutil.copytree(run, tmp_path / "damaged")
+    (tmp_path / "damaged" / "config.yaml").write_text("model: [")
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.yaml").write_text("of: another program")
     result = invoke("runs", tmp_path)
-    assert f"{tmp_path / 'spoiled'} cannot be read" in told(result, 1)
+    assert f"{tmp_path / 'damaged'} cannot be read" in error_of(result, 1)
     assert "other" not in result.output
     assert str(run) in result.stdout

@@ -1,4 +1,4 @@
-"""`equilibria generate`, as a user calls it."""
+"""`equilibria generate`."""
 
 from __future__ import annotations
 
@@ -57,29 +57,29 @@ def autoencoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def test_samples_and_reconstructions_of_a_generator(generator: Path, tmp_path: Path) -> None:
+def test_generate_draws_samples_and_reconstructions(generator: Path, tmp_path: Path) -> None:
     output = tmp_path / "samples.png"
     result = invoke("generate", generator, "--output", output, *SMALL, "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
-    assert found["sample_fid"] > 0
-    assert (found["fitted_to"], found["images"], found["density"]) == (40, 24, "gmm")
-    (by_search,) = found["reconstructions"]
+    figures = json.loads(result.output)
+    assert figures["sample_fid"] > 0
+    assert (figures["fitted_to"], figures["images"], figures["density"]) == (40, 24, "gmm")
+    (by_search,) = figures["reconstructions"]
     assert by_search["latents_by"] == "JIIO"
     assert by_search["psnr"] > 5
     assert by_search["fid"] > 0
-    assert "a classifier trained on digits" in found["features"]
+    assert "a classifier trained on digits" in figures["features"]
     sizes = []
     for picture in (output, tmp_path / "samples-reconstructions.png"):
         with Image.open(picture) as image:
             sizes.append(image.size)
-    # Two rows of ten images of 72 pixels each; the second has PSNRs and classes besides.
+    # Both have two rows of ten images of 72 pixels; the second also has PSNRs and classes.
     assert all(width > 10 * 72 and 2 * 72 < height < 4 * 72 for width, height in sizes)
     assert sizes[1][1] > sizes[0][1]
 
 
-def test_the_same_seed_draws_the_same_samples(generator: Path, tmp_path: Path) -> None:
-    """The feature network comes from the run's folder the second time."""
+def test_equal_seeds_give_equal_samples(generator: Path, tmp_path: Path) -> None:
+    """The second call reads the feature network from the folder of the run."""
     assert (generator / "feature_network.safetensors").is_file()
     pictures, figures = [], []
     for seed in (1, 1, 2):
@@ -93,7 +93,7 @@ def test_the_same_seed_draws_the_same_samples(generator: Path, tmp_path: Path) -
     assert figures[0] == figures[1]
 
 
-def test_the_figures_as_a_table(generator: Path, tmp_path: Path) -> None:
+def test_generate_prints_a_table(generator: Path, tmp_path: Path) -> None:
     table = invoke("generate", generator, "--output", tmp_path / "new.png", *SMALL).output
     assert "PSNR of reconstructions (JIIO), mean (dB)" in table
     assert "FID of samples" in table
@@ -101,7 +101,9 @@ def test_the_figures_as_a_table(generator: Path, tmp_path: Path) -> None:
     assert "new-reconstructions.png" in table
 
 
-def test_jiio_on_the_decoder_of_an_autoencoder(autoencoder: Path, tmp_path: Path) -> None:
+def test_autoencoder_is_reconstructed_by_encoder_and_jiio(
+    autoencoder: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "samples.png"
     result = invoke(
         "generate", autoencoder, "--output", output, *SMALL, "--density", "vae-gmm", "--json"
@@ -112,7 +114,7 @@ def test_jiio_on_the_decoder_of_an_autoencoder(autoencoder: Path, tmp_path: Path
     assert by_search["psnr"] > by_encoder["psnr"]
 
 
-def test_what_cannot_be_drawn_is_refused(generator: Path, tmp_path: Path) -> None:
+def test_wrong_arguments_are_errors(generator: Path, tmp_path: Path) -> None:
     wrong = invoke("generate", generator, *SMALL, "--density", "kde")
     assert wrong.exit_code == 2
     assert "density must be one of gmm, vae-gmm" in wrong.output
@@ -123,11 +125,11 @@ def test_what_cannot_be_drawn_is_refused(generator: Path, tmp_path: Path) -> Non
     invoke("train", "digits-opteq", *overrides, "--output", tmp_path / "classifier")
     classifier = invoke("generate", tmp_path / "classifier")
     assert classifier.exit_code == 2
-    assert "opteq-small draws no images" in classifier.output
+    assert "opteq-small is not a generator" in classifier.output
 
 
-def test_a_generator_in_one_file_draws_without_data(generator: Path, tmp_path: Path) -> None:
-    """The file holds the latents that a density is fitted to."""
+def test_exported_generator_draws_without_data(generator: Path, tmp_path: Path) -> None:
+    """The file contains the latents to which a density is fitted."""
     file, output = tmp_path / "generator.safetensors", tmp_path / "samples.png"
     exported = invoke("export", generator, "--format", "safetensors", "--output", file)
     assert exported.exit_code == 0, exported.output
@@ -140,10 +142,8 @@ def test_a_generator_in_one_file_draws_without_data(generator: Path, tmp_path: P
     assert output.is_file()
 
 
-def test_latents_of_weights_that_a_run_left_behind_are_not_known(
-    generator: Path, tmp_path: Path
-) -> None:
-    """A run that is behind its recipe, as one that was given more epochs, draws by a checkpoint."""
+def test_latents_of_outdated_weights_are_ignored(generator: Path, tmp_path: Path) -> None:
+    """A run with fewer epochs than its recipe uses a checkpoint."""
     run = tmp_path / "run"
     shutil.copytree(generator, run)
     assert kept_latents(run) is not None

@@ -1,4 +1,4 @@
-"""Names of files and classes may hold anything: formulas, control characters, markup."""
+"""Names of files and classes with formulas, control characters, or markup."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Images in the present folder, so that their names stand alone in tables."""
+    """Images in the current folder, so that tables have their names without a path."""
     monkeypatch.chdir(tmp_path)
-    for place, name in enumerate(FILES):
-        photo(0, place).save(name, format="PNG")
+    for index, name in enumerate(FILES):
+        photo(0, index).save(name, format="PNG")
     return list(FILES)
 
 
@@ -51,7 +51,7 @@ def check_cells(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("to", ["table.csv", "-"])
 @pytest.mark.parametrize("command", [("predict", "--top", "3"), ("certify",)])
-def test_no_cell_of_a_csv_file_is_a_formula_or_moves_a_cursor(
+def test_csv_cells_have_no_formulas_and_no_control_characters(
     run: Path, files: list[str], command: tuple[str, ...], to: str
 ) -> None:
     result = invoke(command[0], run, "--csv", to, *command[1:], "--", *files)
@@ -66,7 +66,7 @@ def test_no_cell_of_a_csv_file_is_a_formula_or_moves_a_cursor(
         assert {"'=HYPERLINK(1)", "'@\\u001b[31mred"} <= cells
 
 
-def test_numbers_are_written_as_they_are() -> None:
+def test_numbers_in_csv_cells_are_unchanged() -> None:
     written = StringIO()
     write = csv_rows(written)
     write(["-1", -1, -0.5, None, True, "a,b", "–1", "x=1"])
@@ -81,7 +81,9 @@ def test_spaces_and_wide_characters_hide_no_formula(text: str) -> None:
 
 
 @pytest.mark.parametrize("extra", [(), ("--json",)])
-def test_nothing_printed_obeys_a_name(run: Path, files: list[str], extra: tuple[str, ...]) -> None:
+def test_output_has_no_control_characters(
+    run: Path, files: list[str], extra: tuple[str, ...]
+) -> None:
     for command in ("predict", "certify", "explain", "evaluate"):
         images = () if command == "evaluate" else ("--", *files[:7])
         result = invoke(command, run, *extra, *images)
@@ -90,7 +92,7 @@ def test_nothing_printed_obeys_a_name(run: Path, files: list[str], extra: tuple[
 
 
 class Tags(HTMLParser):
-    """The names of tags and attributes of a page."""
+    """Names of the tags and attributes of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -104,12 +106,12 @@ class Tags(HTMLParser):
         assert not any(name == "src" and value == "x" for name, value in attrs)
 
 
-def test_pages_hold_names_as_text(run: Path, files: list[str]) -> None:
+def test_pages_escape_names(run: Path, files: list[str]) -> None:
     assert invoke("report", run, "--quick", "--output", "report.html").exit_code == 0
     assert invoke("explain", run, "--output", "why.html", "--", *files[:2]).exit_code == 0
     for name in ("report.html", "why.html"):
         page = Path(name).read_text(encoding="utf-8")
         assert "onerror=alert(1)" in page
-        found = Tags(page)
-        assert "script" not in found.tags
-        assert not any(attribute.startswith("on") for attribute in found.attributes)
+        parsed = Tags(page)
+        assert "script" not in parsed.tags
+        assert not any(attribute.startswith("on") for attribute in parsed.attributes)

@@ -1,4 +1,4 @@
-"""A run from its beginning to more epochs, as a user goes through it with the program."""
+"""The life of a run: training, interruption, resuming, and more epochs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = (
     "model.options={channels: 4, width: 4, pool: 2}",
 )
 PARTS = '''
-"""Digits, and a task, that press Ctrl-C at a moment of their own."""
+"""A data set and a task that interrupt the program at a chosen moment."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ from equilibria.data import DataSetCard, load_digits, register_dataset
 from equilibria.tasks import Classification, register_task
 
 MOMENT, STEPS = os.environ.get("MOMENT"), [0]
-signal.signal(signal.SIGINT, signal.default_int_handler)  # Whoever started us may ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)  # The parent process may ignore it.
 
 
 def interrupt(moment):
@@ -59,7 +59,7 @@ class Interrupted(Classification):
 '''
 
 
-def said(text: str) -> str:
+def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
@@ -68,24 +68,25 @@ def said(text: str) -> str:
     ("moment", "message", "epochs"),
     [
         pytest.param(
-            "loading", "no epoch was finished, and nothing is kept", None, marks=pytest.mark.slow
+            "loading", "no epoch was finished, and nothing is stored", None, marks=pytest.mark.slow
         ),
-        pytest.param("step 1", "no epoch was finished, and nothing is kept", None),
+        pytest.param("step 1", "no epoch was finished, and nothing is stored", None),
         pytest.param(
             "step 2",
-            "the checkpoint epoch-00001 is kept, go on with: equilibria train --resume --output "
-            "run --import parts.py",
+            "the checkpoint epoch-00001 is stored; continue with: equilibria train --resume "
+            "--output run --import parts.py",
             1,
         ),
         pytest.param(
             "evaluation",
-            "the trained model is kept: equilibria evaluate run --import parts.py",
+            "the trained model is stored; evaluate it with: equilibria evaluate run "
+            "--import parts.py",
             2,
             marks=pytest.mark.slow,
         ),
     ],
 )
-def test_ctrl_c_says_what_is_kept(
+def test_interruption_reports_what_is_stored(
     moment: str, message: str, epochs: int | None, tmp_path: Path
 ) -> None:
     (tmp_path / "parts.py").write_text(PARTS)
@@ -93,26 +94,26 @@ def test_ctrl_c_says_what_is_kept(
     words = ("train", *SMALL, *changes, "task.label_smoothing=0", "training.batch_size=60")
     ended = program(tmp_path, *words, "--output", "run", "--import", "parts.py", MOMENT=moment)
     assert ended.returncode == 130, ended.stderr
-    assert said(ended.stderr) == f"Error: interrupted: {message}"
+    assert one_line(ended.stderr) == f"Error: interrupted: {message}"
     run = RunFolder(tmp_path / "run")
     if epochs is None:
         assert not run.path.exists()
         return
     assert len(run.read_metrics()) == epochs
-    told = message.partition(": equilibria ")[2].split()
-    again = program(tmp_path, *told)
-    assert again.returncode == 0, again.stderr
+    advice = message.partition(": equilibria ")[2].split()
+    resumed = program(tmp_path, *advice)
+    assert resumed.returncode == 0, resumed.stderr
     assert len(run.read_metrics()) == 2
 
 
-def test_a_run_goes_on_without_its_recipe(tmp_path: Path) -> None:
+def test_run_is_resumed_with_its_own_recipe(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     nameless = invoke("train", "--output", folder)
     assert nameless.exit_code == 2
-    assert "name a recipe to train" in said(nameless.output)
+    assert "name a recipe to train" in one_line(nameless.output)
     nothing = invoke("train", "--resume", "--output", folder)
     assert nothing.exit_code == 2
-    assert "there is no run in" in said(nothing.output)
+    assert "there is no run in" in one_line(nothing.output)
     assert not folder.exists()
     assert invoke("train", *SMALL, "--epochs", "1", "--output", folder).exit_code == 0
     resumed = invoke("train", "--resume", "--output", folder)
@@ -120,19 +121,21 @@ def test_a_run_goes_on_without_its_recipe(tmp_path: Path) -> None:
     assert "epoch 1/1" not in resumed.output
     other = invoke("train", "training.seed=1", "--resume", "--output", folder)
     assert other.exit_code == 2
-    assert "another recipe than the one given" in said(other.output)
+    assert "another recipe than the one given" in one_line(other.output)
     longer = invoke("train", "--epochs", "+1", "--output", folder)
     assert longer.exit_code == 0, longer.output
-    assert "From epoch 2 to 2 the learning rate starts again at 0.002" in said(longer.output)
+    assert "From epoch 2 to 2 the learning rate starts again at 0.002" in one_line(longer.output)
     assert "epoch 2/2" in longer.output
     assert "2/2" in invoke("runs", tmp_path).output
     constant = invoke("train", *SMALL, "training.schedule=constant", "--output", tmp_path / "even")
     assert constant.exit_code == 0
     more = invoke("train", "--epochs", "3", "--resume", "--output", tmp_path / "even")
-    assert "From epoch 3 to 3 the learning rate goes on as its schedule says" in said(more.output)
+    assert "From epoch 3 to 3 the learning rate goes on as its schedule says" in one_line(
+        more.output
+    )
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
+def test_run_without_checkpoints_starts_again(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     plan = plan_run(SMALL[0], SMALL[1:], folder)
     open_run(plan, Experiment.of(plan.recipe), folder).close()
@@ -140,7 +143,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -
     assert resumed.exit_code == 0, resumed.output
     assert (
         f"The run in {folder} was ended before its first checkpoint; it starts from the beginning."
-        in said(resumed.output)
+        in one_line(resumed.output)
     )
     assert "epoch 1/2" in resumed.output
     other = tmp_path / "other"
@@ -148,26 +151,26 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -
     (other / "config.yaml").write_bytes((folder / "config.yaml").read_bytes())
     refused = invoke("train", "--resume", "--output", other)
     assert refused.exit_code == 2
-    assert "there is no run in" in said(refused.output)
+    assert "there is no run in" in one_line(refused.output)
     assert [path.name for path in other.iterdir()] == ["config.yaml"]
 
 
-def test_another_run_lends_its_weights(tmp_path: Path) -> None:
+def test_training_starts_from_weights_of_another_run(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     assert invoke("train", *SMALL, "--output", first).exit_code == 0
-    begun = invoke("train", *SMALL, "--from", first, "--output", second)
-    assert begun.exit_code == 0, begun.output
-    assert f"Started with the weights of {first}." in said(begun.output)
+    started = invoke("train", *SMALL, "--from", first, "--output", second)
+    assert started.exit_code == 0, started.output
+    assert f"Started with the weights of {first}." in one_line(started.output)
     noted = json.loads((second / "run.json").read_text())["started_from"]
     assert noted["run"] == str(first)
     wider = ("model.options.channels=6", "--from", first, "--output", tmp_path / "wider")
     refused = invoke("train", *SMALL, *wider)
     assert refused.exit_code == 2
-    assert "stem.0.weight is 4 × 1 × 3 × 3 there and 6 × 1 × 3 × 3 here" in said(refused.output)
+    assert "stem.0.weight is 4 × 1 × 3 × 3 there and 6 × 1 × 3 × 3 here" in one_line(refused.output)
     assert not (tmp_path / "wider").exists()
 
 
-def test_nothing_is_lost_to_another_recipe(tmp_path: Path) -> None:
+def test_run_is_not_overwritten_by_another_recipe(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert invoke("train", *SMALL, "--epochs", "1", "--output", folder).exit_code == 0
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
@@ -181,7 +184,7 @@ def test_nothing_is_lost_to_another_recipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="locks of folders are those of POSIX")
-def test_a_second_process_is_refused(tmp_path: Path) -> None:
+def test_second_process_in_the_same_folder_is_an_error(tmp_path: Path) -> None:
     holder = """
 import sys
 from pathlib import Path
@@ -203,12 +206,12 @@ sys.stdin.read()
         for options in ((), ("--resume",), ("--overwrite",)):
             second = invoke("train", *SMALL, "--output", tmp_path / "run", *options)
             assert second.exit_code == 2
-            assert "another process is training in" in said(second.output)
+            assert "another process is training in" in one_line(second.output)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="the launcher needs POSIX")
-def test_two_processes_give_a_run_more_epochs(tmp_path: Path) -> None:
+def test_two_processes_continue_a_run(tmp_path: Path) -> None:
     assert invoke("train", *SMALL, "--epochs", "1", "--output", tmp_path / "run").exit_code == 0
     words = ("train", "--epochs", "+2", "--output", "run", "--devices", "2", "--device", "cpu")
     ended = program(tmp_path, *words)

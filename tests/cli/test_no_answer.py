@@ -1,4 +1,4 @@
-"""A model whose logits are NaN: said in a line, with an exit code, after what could be found."""
+"""Models with NaN outputs: commands print results, then an error, and exit with code 1."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from equilibria.training import save_weights
 from tests.program import invoke
 from tests.restoration.test_run_command import AUTOENCODER, NOISE, learned
 
-pytestmark = pytest.mark.filterwarnings("ignore:the model holds NaN")
+pytestmark = pytest.mark.filterwarnings("ignore:the model has NaN")
 SHORT = ["training.epochs=1", "model.options.channels=4", "model.options.width=4"]
 
 
 def poison(run: Path) -> Path:
-    """The run, as if its last layer had been trained to NaN."""
+    """Fill the last parameter of a run with NaN."""
     model = eq.load(run)
     with torch.no_grad():
         list(model.parameters())[-1].fill_(torch.nan)
@@ -34,19 +34,19 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return poison(folder)
 
 
-def test_an_evaluation(broken: Path) -> None:
+def test_evaluate_counts_unanswered_images_as_wrong(broken: Path) -> None:
     result = invoke("evaluate", broken, "--json")
     assert result.exit_code == 1
-    found = json.loads(result.stdout)
-    assert found["accuracy"] == 0
-    assert found["unanswered"] == found["samples"]
-    assert f"no answer for {found['samples']} of {found['samples']} samples" in result.stderr
+    figures = json.loads(result.stdout)
+    assert figures["accuracy"] == 0
+    assert figures["unanswered"] == figures["samples"]
+    assert f"infinite for {figures['samples']} of {figures['samples']} samples" in result.stderr
     table = invoke("evaluate", broken)
     assert table.exit_code == 1
     assert "0.00%" in table.stdout
 
 
-def test_predictions(broken: Path, tmp_path: Path) -> None:
+def test_predict_reports_missing_answers(broken: Path, tmp_path: Path) -> None:
     file = tmp_path / "digit.png"
     Image.new("L", (8, 8), 100).save(file)
     result = invoke("predict", broken, file)
@@ -60,7 +60,7 @@ def test_predictions(broken: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the backward solve")
-def test_an_attack(broken: Path, tmp_path: Path) -> None:
+def test_attack_reports_missing_answers(broken: Path, tmp_path: Path) -> None:
     options = ("--eps", 0.3, "--steps", 2, "--samples", 12)
     drawn = tmp_path / "attack.png"
     result = invoke("attack", broken, *options, "--method", "all", "--json", "--draw", drawn)
@@ -83,21 +83,21 @@ def restorer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return poison(run)
 
 
-def test_a_restoration(restorer: Path, tmp_path: Path) -> None:
+def test_restore_run_reports_missing_answers(restorer: Path, tmp_path: Path) -> None:
     file = tmp_path / "digit.png"
     Image.new("L", (8, 8), 100).save(file)
     output = ("--output", tmp_path / "drawn")
     result = invoke("restore-run", restorer, file, *output)
     assert result.exit_code == 1
-    assert "no answer for 1 of 1 images" in result.stderr
+    assert "infinite for 1 of 1 images" in result.stderr
     result = invoke("restore-run", restorer, "--test", 5, "--json", *output)
     assert result.exit_code == 1
     assert json.loads(result.stdout)["unanswered"] == 5
-    assert "no answer for 5 of 5 images" in result.stderr
+    assert "infinite for 5 of 5 images" in result.stderr
 
 
 @pytest.mark.parametrize("decay", [".inf", ".nan"])
-def test_a_training_that_can_only_end_so(tmp_path: Path, decay: str) -> None:
+def test_infinite_weight_decay_is_an_error(tmp_path: Path, decay: str) -> None:
     change = f"training.weight_decay={decay}"
     result = invoke("train", "digits-opteq", *SHORT, change, "--output", tmp_path / "run")
     assert result.exit_code == 2

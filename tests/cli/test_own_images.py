@@ -1,4 +1,4 @@
-"""`equilibria train photos/`, and what follows it, as a user calls them."""
+"""`equilibria train` on a folder or a table of images."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:.*image 01.jpg")
-def test_a_folder_is_trained_on_evaluated_and_predicted_with(photos: Path) -> None:
+def test_folder_of_images_is_trained_on(photos: Path) -> None:
     run = photos.parent / "run"
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = invoke("train", photos, *SHORT, "--output", run)
     assert result.exit_code == 0, result.output
-    everything = " ".join([result.output, *(str(warning.message) for warning in told)])
-    assert everything.count("left out") == 1, "a corrupt file was reported three times"
-    assert everything.count("image 01.jpg") == 1
-    said = " ".join(result.output.split())
-    assert "40 color images of 2 classes" in said
-    assert "Data my photos: 32 training and 8 test images of 3×8×8, 2 classes" in said
-    assert "name: folder" not in said, "the recipe was printed, in sixty lines"
+    messages = " ".join([result.output, *(str(warning.message) for warning in caught)])
+    assert messages.count("left out") == 1, "a corrupt file must be reported once"
+    assert messages.count("image 01.jpg") == 1
+    output = " ".join(result.output.split())
+    assert "40 color images of 2 classes" in output
+    assert "Data my photos: 32 training and 8 test images of 3×8×8, 2 classes" in output
+    assert "name: folder" not in output, "the recipe must not be printed"
     assert load_recipe(run / "config.yaml").data.name == "folder"
-    assert "epoch 2/2" in said
-    found = json.loads(invoke("evaluate", run, "--json").stdout)
-    assert 7 <= found["samples"] <= 8
+    assert "epoch 2/2" in output
+    figures = json.loads(invoke("evaluate", run, "--json").stdout)
+    assert 7 <= figures["samples"] <= 8
     assert invoke("evaluate", run).exit_code == 0
     photo(0, 77).save(photos.parent / "new.png")
     (prediction,) = json.loads(invoke("predict", run, photos.parent / "new.png", "--json").stdout)
@@ -88,7 +88,7 @@ def test_a_test_image_that_cannot_be_read_is_reported_once_and_ends_no_report(
     assert (run / "report.html").is_file()
 
 
-def test_a_table_is_trained_on(tmp_path: Path) -> None:
+def test_table_of_images_is_trained_on(tmp_path: Path) -> None:
     write_table(tmp_path, TABLES["header"])
     result = invoke("train", tmp_path / "labels.csv", *SHORT, "--output", tmp_path / "run")
     assert result.exit_code == 0, result.output
@@ -98,11 +98,11 @@ def test_a_table_is_trained_on(tmp_path: Path) -> None:
     assert invoke("evaluate", tmp_path / "run").exit_code == 0
 
 
-def test_mistakes_end_with_a_sentence(tmp_path: Path) -> None:
+def test_unusable_sources_are_errors(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     write_photos(tmp_path / "one", 2, ("Himmel",))
     for source, message in (
-        (tmp_path / "empty", "sort them into one folder a class"),
+        (tmp_path / "empty", "sort them into one folder"),
         (tmp_path / "one", "all images are of one class (Himmel)"),
         (tmp_path / "nowhere", "there is no recipe, folder or table"),
     ):

@@ -1,4 +1,4 @@
-"""`equilibria predict` on a run that learned the classes of pixels."""
+"""`equilibria predict` with runs that segment images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEIGHT, WIDTH = 24, 32
 
 
 def boxes(samples: int) -> tuple[Tensor, Tensor]:
-    """Images of a red and a green box on a wall, and the class of every pixel."""
+    """Return images of a red and a green box on a wall, and the classes of their pixels."""
     labels = torch.zeros(samples, HEIGHT, WIDTH, dtype=torch.long)
     for i in range(samples):
         for label, left in ((1, 2 + i % 4), (2, 17 + i % 5)):
@@ -41,7 +41,7 @@ def load_boxes() -> DataSet:
 
 @pytest.fixture(scope="module", autouse=True)
 def _boxes() -> Iterator[None]:
-    """The data set `boxes`, gone again after these tests."""
+    """Register the data set `boxes` for these tests."""
     with pytest.MonkeyPatch.context() as patch:
         loaders: Registry[object] = Registry("data set")
         loaders._factories.update(internals._loaders._factories)
@@ -82,32 +82,32 @@ def picture(tmp_path: Path) -> Path:
     return save(boxes(48)[0][44], tmp_path / "images" / "box.png", (4 * WIDTH, 4 * HEIGHT))
 
 
-def test_the_classes_are_found_and_their_shares_told(
+def test_predict_reports_the_shares_of_classes(
     segmenter: Path, picture: Path, tmp_path: Path
 ) -> None:
     result = invoke("predict", segmenter, picture, "--output", tmp_path / "drawn", "--json")
     assert result.exit_code == 0, result.output
-    (found,) = json.loads(result.output)
+    (prediction,) = json.loads(result.output)
     labels = boxes(48)[1][44]
-    assert next(iter(found["classes"])) == "wall"
+    assert next(iter(prediction["classes"])) == "wall"
     for label, name in enumerate(NAMES):
         share = float((labels == label).float().mean())
-        assert found["classes"][name] == pytest.approx(share, abs=0.04)
-    assert sum(found["classes"].values()) == pytest.approx(1)
-    assert found["file"] == str(picture)
-    assert 0.5 < found["confidence"] <= 1
-    assert found["iterations"] > 0
-    assert found["converged"] is True
+        assert prediction["classes"][name] == pytest.approx(share, abs=0.04)
+    assert sum(prediction["classes"].values()) == pytest.approx(1)
+    assert prediction["file"] == str(picture)
+    assert 0.5 < prediction["confidence"] <= 1
+    assert prediction["iterations"] > 0
+    assert prediction["converged"] is True
 
 
-def test_the_drawing_shows_each_class_where_it_is(
+def test_picture_shows_classes_at_their_positions(
     segmenter: Path, picture: Path, tmp_path: Path
 ) -> None:
     result = invoke("predict", segmenter, picture, "--output", tmp_path / "drawn", "--json")
-    (found,) = json.loads(result.output)
-    with Image.open(found["drawn"]) as drawing:
+    (prediction,) = json.loads(result.output)
+    with Image.open(prediction["drawn"]) as drawing:
         shown = np.asarray(drawing.convert("RGB")).astype(int)
-    # The overlay is the right half; in it the red box is left of the green one.
+    # The overlay is the right half, in which the red box is left of the green one.
     overlay = shown[: int(0.8 * len(shown)), shown.shape[1] // 2 :]
     red, green, blue = overlay[..., 0], overlay[..., 1], overlay[..., 2]
     orange_columns = np.nonzero((red > green + 40) & (green > blue + 40))[1]
@@ -117,23 +117,21 @@ def test_the_drawing_shows_each_class_where_it_is(
     assert orange_columns.mean() < green_columns.mean()
 
 
-def test_what_is_drawn_is_what_the_frame_holds_at_its_own_resolution(
-    segmenter: Path, tmp_path: Path
-) -> None:
-    """However tall or wide the image, the model sees its center in the proportions of training."""
+def test_picture_has_the_proportions_of_training_images(segmenter: Path, tmp_path: Path) -> None:
+    """The model gets the center of the image in these proportions."""
     shapes = {}
     for name, size in (("tall", (80, 160)), ("wide", (160, 60)), ("large", (320, 240))):
         file = save(boxes(1)[0][0], tmp_path / "images" / f"{name}.png", size)
-        (found,) = json.loads(
+        (prediction,) = json.loads(
             invoke("predict", segmenter, file, "--output", tmp_path / "drawn", "--json").output
         )
-        with Image.open(found["drawn"]) as drawing:
+        with Image.open(prediction["drawn"]) as drawing:
             shapes[name] = drawing.size
     assert shapes["tall"] == shapes["wide"] == shapes["large"]
 
 
-def test_an_image_is_framed_as_in_training_not_stretched(segmenter: Path, tmp_path: Path) -> None:
-    """A photograph with more wall to its left and right than the frame holds: as without them."""
+def test_images_are_cropped_not_stretched(segmenter: Path, tmp_path: Path) -> None:
+    """More wall on the left and right is cropped and does not change the prediction."""
     image, _ = boxes(1)
     wide = COLORS[0][:, None, None].expand(3, HEIGHT, 2 * WIDTH).clone()
     wide[:, :, WIDTH // 2 : WIDTH // 2 + WIDTH] = image[0]
@@ -147,21 +145,21 @@ def test_an_image_is_framed_as_in_training_not_stretched(segmenter: Path, tmp_pa
     assert narrow["confidence"] == wider["confidence"]
 
 
-def test_images_of_one_name_do_not_overwrite_each_other_or_themselves(
+def test_pictures_do_not_overwrite_images_or_each_other(
     segmenter: Path, picture: Path, tmp_path: Path
 ) -> None:
     folder = picture.parent
     other = save(boxes(1)[0][0], folder / "more" / "box.jpg", (WIDTH, HEIGHT))
     before = picture.read_bytes()
-    found = json.loads(
+    predictions = json.loads(
         invoke("predict", segmenter, picture, other, "--output", folder, "--json").output
     )
-    assert len({Path(p["drawn"]).name for p in found}) == 2
-    assert all(Path(p["drawn"]).is_file() for p in found)
+    assert len({Path(p["drawn"]).name for p in predictions}) == 2
+    assert all(Path(p["drawn"]).is_file() for p in predictions)
     assert picture.read_bytes() == before
 
 
-def test_a_table_names_the_classes(
+def test_table_lists_the_classes(
     segmenter: Path, picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -173,16 +171,14 @@ def test_a_table_names_the_classes(
     assert Path("equilibria-predictions/box-classes.png").is_file()
 
 
-def test_what_is_no_image_is_named(segmenter: Path, tmp_path: Path) -> None:
+def test_unreadable_file_is_an_error(segmenter: Path, tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("no image")
     result = invoke("predict", segmenter, tmp_path / "text.png", "--output", tmp_path / "drawn")
     assert result.exit_code == 1
     assert "text.png: cannot be read as an image" in " ".join(result.output.split())
 
 
-def test_gray_and_transparent_files_are_read_as_colored_ones(
-    segmenter: Path, tmp_path: Path
-) -> None:
+def test_gray_and_transparent_files_are_converted_to_color(segmenter: Path, tmp_path: Path) -> None:
     for mode in ("L", "RGBA", "P"):
         Image.new(mode, (20, 30)).save(tmp_path / f"{mode}.png")
     result = invoke("predict", segmenter, tmp_path, "--output", tmp_path / "drawn", "--json")
@@ -190,7 +186,7 @@ def test_gray_and_transparent_files_are_read_as_colored_ones(
     assert len(json.loads(result.output)) == 3
 
 
-def test_an_evaluation_draws_test_images(segmenter: Path, tmp_path: Path) -> None:
+def test_evaluate_draws_test_images(segmenter: Path, tmp_path: Path) -> None:
     result = invoke("evaluate", segmenter, "--draw", tmp_path / "drawn.png", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.output)["mean_iou"] > 0
@@ -198,9 +194,9 @@ def test_an_evaluation_draws_test_images(segmenter: Path, tmp_path: Path) -> Non
         assert picture.width > picture.height / 2
 
 
-def test_an_evaluation_of_classes_has_nothing_to_draw(tmp_path: Path) -> None:
+def test_drawing_for_a_run_that_classifies_images_is_an_error(tmp_path: Path) -> None:
     options = ("training.epochs=1", "data.options.train_samples=64")
     assert invoke("train", "digits-opteq", *options, "--output", tmp_path / "run").exit_code == 0
     result = invoke("evaluate", tmp_path / "run", "--draw", tmp_path / "drawn.png")
     assert result.exit_code == 2
-    assert "this run knows none" in " ".join(result.output.split())
+    assert "needs a run that segments images" in " ".join(result.output.split())

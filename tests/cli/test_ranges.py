@@ -1,4 +1,4 @@
-"""Numbers outside their natural range are refused by every command before any work."""
+"""Numbers outside their natural range are errors of all commands, before any work."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def picture(tmp_path: Path) -> Path:
     ],
     ids=lambda value: " ".join(value).replace("{picture} ", "") if isinstance(value, list) else "",
 )
-def test_a_number_outside_its_range_is_refused(
+def test_number_outside_its_range_is_an_error(
     picture: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

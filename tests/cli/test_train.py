@@ -1,4 +1,4 @@
-"""`equilibria train`, `evaluate`, `predict`, `recipes` and `runs`, as a user calls them."""
+"""The commands train, evaluate, predict, recipes, and runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_holds_what_it_needs(finished: Path) -> None:
+def test_run_folder_has_weights_metrics_and_checkpoints(finished: Path) -> None:
     run = RunFolder(finished)
     assert run.config.is_file()
     assert run.weights.is_file()
@@ -41,18 +41,18 @@ def test_a_run_holds_what_it_needs(finished: Path) -> None:
     assert sorted(p.name for p in run.checkpoints.iterdir()) == ["epoch-00005", "epoch-00006"]
 
 
-def test_evaluate(finished: Path) -> None:
+def test_evaluate_prints_figures_as_table_and_json(finished: Path) -> None:
     result = invoke("evaluate", finished, "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
-    assert 0.8 < found["accuracy"] <= 1
-    assert found["samples"] == 450
-    assert found["share_converged"] == 1
-    assert found["mean_iterations"] > 0
+    figures = json.loads(result.output)
+    assert 0.8 < figures["accuracy"] <= 1
+    assert figures["samples"] == 450
+    assert figures["share_converged"] == 1
+    assert figures["mean_iterations"] > 0
     assert "Accuracy" in invoke("evaluate", finished).output
 
 
-def test_predict_on_image_files(
+def test_predict_classifies_image_files(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = load_digits()
@@ -63,11 +63,11 @@ def test_predict_on_image_files(
         )
     result = invoke("predict", finished, tmp_path, "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
-    assert [Path(p["file"]).name for p in found] == [f"{i}.png" for i in range(8)]
-    right = sum(p["label"] == str(int(data.test.labels[i])) for i, p in enumerate(found))
+    predictions = json.loads(result.output)
+    assert [Path(p["file"]).name for p in predictions] == [f"{i}.png" for i in range(8)]
+    right = sum(p["label"] == str(int(data.test.labels[i])) for i, p in enumerate(predictions))
     assert right >= 6
-    assert all(p["converged"] for p in found)
+    assert all(p["converged"] for p in predictions)
     monkeypatch.chdir(tmp_path)
     assert "0.png" in invoke("predict", finished, "0.png").output
     (tmp_path / "text.png").write_text("no image")
@@ -77,7 +77,7 @@ def test_predict_on_image_files(
     assert "no file or folder" in invoke("predict", finished, tmp_path / "nothing").output
 
 
-def test_a_recipe_is_shown_and_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_is_printed_and_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shown = invoke("recipes", "digits-opteq").output
     assert shown == find_recipe("digits-opteq").read_text(encoding="utf-8")
@@ -87,13 +87,13 @@ def test_a_recipe_is_shown_and_copied(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "mine.yaml").write_text("mine")
     refused = invoke("recipes", "digits-opteq", "--copy", "mine.yaml")
     assert refused.exit_code == 2
-    assert "mine.yaml is there already" in " ".join(refused.output.split())
+    assert "mine.yaml exists" in " ".join(refused.output.split())
     assert (tmp_path / "mine.yaml").read_text() == "mine"
     assert "did you mean 'digits-opteq'" in invoke("recipes", "digits-optq").output
     assert "add --copy" in invoke("recipes", "digits-opteq", "other.yaml").output
 
 
-def test_recipes_of_the_working_directory_are_known(
+def test_recipes_of_the_working_directory_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -110,7 +110,7 @@ def test_recipes_and_runs_are_listed(finished: Path) -> None:
     assert "finished" in listed
 
 
-def test_mistakes_end_with_a_sentence(tmp_path: Path) -> None:
+def test_wrong_names_are_errors_with_suggestions(tmp_path: Path) -> None:
     for arguments, message in (
         (["digits-optq"], "did you mean 'digits-opteq'"),
         (["digits-opteq", "training.epoch=1"], "did you mean 'epochs'"),
@@ -125,7 +125,7 @@ def test_mistakes_end_with_a_sentence(tmp_path: Path) -> None:
     assert "there is no run" in invoke("evaluate", tmp_path / "nowhere").output
 
 
-def test_resume_refuses_another_recipe(finished: Path) -> None:
+def test_resuming_with_another_recipe_is_an_error(finished: Path) -> None:
     result = invoke("train", "digits-opteq", "training.epochs=9", "--output", finished, "--resume")
     assert result.exit_code == 2
     assert "another recipe" in result.output
@@ -147,10 +147,10 @@ def start(folder: Path) -> subprocess.Popen[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is a signal of POSIX")
 def test_kill_and_resume_gives_the_same_metrics(tmp_path: Path) -> None:
-    """Killed twice at moments of its own choosing, a run ends where an untouched one does."""
-    whole = start(tmp_path / "whole")
-    output, _ = whole.communicate(timeout=300)
-    assert whole.returncode == 0, output
+    """A run that is killed twice ends with the metrics and weights of an uninterrupted one."""
+    complete = start(tmp_path / "complete")
+    output, _ = complete.communicate(timeout=300)
+    assert complete.returncode == 0, output
     folder = tmp_path / "killed"
     for _ in range(2):
         process = start(folder)
@@ -173,12 +173,12 @@ def test_kill_and_resume_gives_the_same_metrics(tmp_path: Path) -> None:
         ]
 
     assert len(metrics(folder)) == 16
-    assert metrics(folder) == metrics(tmp_path / "whole")
-    weights = [(run / "model.safetensors").read_bytes() for run in (folder, tmp_path / "whole")]
+    assert metrics(folder) == metrics(tmp_path / "complete")
+    weights = [(run / "model.safetensors").read_bytes() for run in (folder, tmp_path / "complete")]
     assert weights[0] == weights[1]
 
 
-def test_the_best_weights_can_be_evaluated_and_used(tmp_path: Path) -> None:
+def test_best_weights_are_evaluated_and_used(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     result = invoke("train", "digits-opteq", *SHORT, "data.validation=0.2", "--output", folder)
     assert result.exit_code == 0, result.output
@@ -187,7 +187,7 @@ def test_the_best_weights_can_be_evaluated_and_used(tmp_path: Path) -> None:
     assert invoke("predict", folder, tmp_path / "black.png", "--best").exit_code == 0
 
 
-def test_best_weights_without_validation_are_refused(finished: Path) -> None:
+def test_best_weights_without_validation_are_an_error(finished: Path) -> None:
     result = invoke("evaluate", finished, "--best")
     assert result.exit_code == 2
     assert "no validation images" in " ".join(result.output.split())

@@ -26,7 +26,7 @@ def tune(*arguments: str) -> Result:
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name for a model that takes no time."""
+    """Register a fast model."""
     from equilibria.models import registry
     from equilibria.models.opteq.models import opteq
 
@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> Path:
     return folder.path
 
 
-def test_table_and_recommendation() -> None:
+def test_tune_prints_a_table_and_a_recommendation() -> None:
     result = tune("tiny", "--size", "8", *FEW)
     assert result.exit_code == 0, result.output
     printed = " ".join(result.output.split())
@@ -64,24 +64,24 @@ def test_table_and_recommendation() -> None:
         "100%",
         "The solver auto chooses Anderson",
         "random images and initial weights",
-        "present setting",
+        "current setting",
     ):
         assert piece in printed, piece
 
 
-def test_json_is_valid_and_whole() -> None:
+def test_json_has_all_measurements() -> None:
     result = tune("tiny", "--size", "8", "--channels", "1", *FEW, "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["images"] == [2, 1, 8, 8]
-    assert found["auto"] == "Anderson"
-    assert found["present"]["solver"] == "Auto"
-    assert found["recommended"]["qualifies"]
-    assert found["recommended"] in found["measurements"]
-    assert sum(m["present"] for m in found["measurements"]) == 1
-    seconds = [m["seconds"] for m in found["measurements"]]
+    report = json.loads(result.stdout)
+    assert report["images"] == [2, 1, 8, 8]
+    assert report["auto"] == "Anderson"
+    assert report["present"]["solver"] == "Auto"
+    assert report["recommended"]["qualifies"]
+    assert report["recommended"] in report["measurements"]
+    assert sum(m["present"] for m in report["measurements"]) == 1
+    seconds = [m["seconds"] for m in report["measurements"]]
     assert seconds == sorted(seconds)
-    assert found["speedup"] == found["present"]["seconds"] / found["recommended"]["seconds"]
+    assert report["speedup"] == report["present"]["seconds"] / report["recommended"]["seconds"]
 
 
 def test_same_seed_gives_the_same_gradients() -> None:
@@ -95,29 +95,29 @@ def test_same_seed_gives_the_same_gradients() -> None:
     assert cosines("0")[present] == cosines("0")[present] != cosines("1")[present]
 
 
-def test_run_brings_its_own_images(run: Path) -> None:
+def test_run_is_tuned_on_its_test_images(run: Path) -> None:
     result = tune(str(run), *FEW, "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["model"] == "opteq-small"
-    assert found["images"] == [2, 1, 8, 8]
+    report = json.loads(result.stdout)
+    assert report["model"] == "opteq-small"
+    assert report["images"] == [2, 1, 8, 8]
 
 
-def test_run_takes_no_size(run: Path) -> None:
+def test_size_for_a_run_is_an_error(run: Path) -> None:
     result = tune(str(run), "--size", "8")
     assert result.exit_code == 2
-    assert "a run brings its own images" in result.output
+    assert "a run uses its test images" in result.output
 
 
-def test_unknown_name_names_the_nearest() -> None:
+def test_unknown_name_suggests_similar_names() -> None:
     result = tune("optek-small")
     assert result.exit_code == 2
     assert "unknown model 'optek-small'; did you mean 'opteq-small'" in result.output
-    assert "Nor is there a run folder 'optek-small'" in result.output
+    assert "There is no run folder 'optek-small' either" in result.output
     assert "Traceback" not in result.output
 
 
-def test_unfinished_run_is_one_line(run: Path) -> None:
+def test_run_without_weights_is_an_error_of_one_line(run: Path) -> None:
     (run / "model.safetensors").unlink()
     result = tune(str(run))
     assert result.exit_code == 2
@@ -135,7 +135,9 @@ def test_unfinished_run_is_one_line(run: Path) -> None:
         ({"model": {"name": "opteq-small", "options": {}}}, "does not fit 'opteq-small'"),
     ],
 )
-def test_run_that_cannot_be_loaded(run: Path, change: dict[str, object], message: str) -> None:
+def test_run_that_cannot_be_loaded_is_an_error(
+    run: Path, change: dict[str, object], message: str
+) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump(config | change))
     result = tune(str(run))
@@ -146,26 +148,26 @@ def test_run_that_cannot_be_loaded(run: Path, change: dict[str, object], message
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--tolerances", "small"], "--tolerances takes numbers"),
+        (["--tolerances", "small"], "--tolerances must be comma-separated numbers"),
         (["--solvers", "pickard"], "did you mean 'picard'"),
         (["--gradients", "fantom"], "did you mean 'phantom'"),
     ],
 )
-def test_bad_options_are_one_line(options: list[str], message: str) -> None:
+def test_wrong_options_are_errors_of_one_line(options: list[str], message: str) -> None:
     result = tune("tiny", "--size", "8", *options)
     assert result.exit_code == 2
     assert message in result.output
     assert len(result.output.strip().splitlines()) == 1
 
 
-def test_model_without_an_equilibrium_is_refused() -> None:
+def test_model_without_equilibrium_is_an_error() -> None:
     eq.register_model("plain", lambda in_channels: torch.nn.Conv2d(in_channels, 2, 3))
     result = tune("plain", "--size", "8")
     assert result.exit_code == 2
     assert "Conv2d has no equilibrium layer" in result.output
 
 
-def test_none_that_qualifies_is_said_with_the_reason() -> None:
+def test_missing_recommendation_has_a_reason() -> None:
     eq.register_model("short", opteq, channels=4, width=4, max_iterations=1)
     result = tune("short", "--size", "8", *FEW)
     assert result.exit_code == 0, result.output
@@ -173,7 +175,7 @@ def test_none_that_qualifies_is_said_with_the_reason() -> None:
     assert "left samples unconverged (raise max_iterations" in result.output
 
 
-PRESENT = Measurement(
+CURRENT = Measurement(
     setting=eq.Solving(eq.Auto(), eq.Implicit()),
     found_by="Anderson",
     seconds=0.3,
@@ -184,20 +186,22 @@ PRESENT = Measurement(
     cosine=0.9999,
     relative_error=0.01,
 )
-BEST = replace(PRESENT, setting=eq.Solving(eq.Picard(tolerance=1e-2), eq.Implicit()), seconds=0.1)
+BEST = replace(CURRENT, setting=eq.Solving(eq.Picard(tolerance=1e-2), eq.Implicit()), seconds=0.1)
 
 
 @pytest.mark.parametrize(
     ("best", "present", "message"),
     [
-        (BEST, PRESENT, "3.00 times as fast as the present setting: 100 ms in place of 300 ms"),
-        (PRESENT, PRESENT, "Keep the present setting"),
-        (replace(BEST, seconds=0.299), PRESENT, "No faster than the present setting"),
-        (BEST, replace(PRESENT, seconds=0.1, cosine=0.9), "present setting does not qualify"),
-        (replace(BEST, setting=eq.Solving(eq.Picard(), eq.Unrolled())), PRESENT, "for every input"),
+        (BEST, CURRENT, "3.00× faster than the current setting: 100 ms instead of 300 ms"),
+        (CURRENT, CURRENT, "Keep the current setting"),
+        (replace(BEST, seconds=0.299), CURRENT, "Not measurably faster than the current setting"),
+        (BEST, replace(CURRENT, seconds=0.1, cosine=0.9), "current setting does not qualify"),
+        (replace(BEST, setting=eq.Solving(eq.Picard(), eq.Unrolled())), CURRENT, "fixed number"),
     ],
 )
-def test_advice(best: Measurement, present: Measurement, message: str) -> None:
+def test_advice_matches_the_recommendation(
+    best: Measurement, present: Measurement, message: str
+) -> None:
     from equilibria.cli.tune import Subject, advice
 
     options = {"in_channels": 1}

@@ -193,7 +193,7 @@ def test_a_download_needs_a_folder() -> None:
 
 
 def test_the_list(tmp_path: Path) -> None:
-    assert "No folder of data sets is known" in invoke("datasets").output
+    assert "No folder of data sets is set" in invoke("datasets").output
     write_cifar10(tmp_path / "cifar-10-batches-py")
     lines = invoke("datasets", "--root", tmp_path).output.splitlines()
     rows = {line.split()[0]: line for line in lines if line.split()}

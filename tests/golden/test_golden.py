@@ -1,4 +1,4 @@
-"""A change of structure must not change what is computed."""
+"""Refactoring must not change loss trajectories."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Loss trajectories of one recipe a family, in double precision with a fixed seed.
+"""Loss trajectories of one recipe per family, in double precision with a fixed seed.
 
-Unchanged mathematics gives an unchanged loss: a change of structure that moves one of these numbers
-has changed more than structure. `python -m tests.golden.trajectories [CASE ...]` prints how far the
-code is from what was recorded; with `--record` it records anew, for a definition that has changed.
+Unchanged mathematics gives unchanged losses: a refactoring must not change these numbers.
+`python -m tests.golden.trajectories [CASE ...]` prints the difference between the code and the
+records. `--record` records new numbers after a definition has changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from equilibria.training.experiment import Experiment
 
 RECORDED = Path(__file__).with_name("trajectories.json")
 BATCHES = 3
-"""Of training, in each of two epochs; two more are evaluated."""
+"""Number of training batches in each of two epochs; two test batches are evaluated."""
 
 SMALL = ("data.options.train_samples=48", "data.options.test_samples=32")
 SMALLER = ("data.options.train_samples=32", "data.options.test_samples=32")
@@ -42,13 +42,13 @@ OTHER_MODELS = (
 )
 WARM = ("training.warm_start=true", "training.jacobian_weight=0.1", "training.final_tolerance=1e-4")
 ONE_CONVOLUTION = ("model.options={pool: 4}",)
-"""The stem that the recipe had when the trajectories were recorded."""
+"""Stem of the recipe at the time of the recording."""
 LATENTS_OF_32 = (
     "model.options={latent_dim: 32, channels: 32, width: 32, kernel_size: 3, downsample: 4}",
     "training.tolerance=null",
     "training.learning_rate=0.003",
 )
-"""The generator that the recipe had then."""
+"""Generator of the recipe at the time of the recording."""
 
 DIGITS: dict[str, tuple[str, tuple[str, ...]]] = {
     "opteq": ("digits-opteq", ONE_CONVOLUTION),
@@ -100,7 +100,7 @@ CASES = {**DIGITS, **REAL}
 
 @dataclass(frozen=True)
 class FirstInDouble:
-    """The first samples of a source, in double precision."""
+    """First samples of a source, in double precision."""
 
     source: Source
     count: int
@@ -114,18 +114,18 @@ class FirstInDouble:
 
     @property
     def labels(self) -> Tensor | None:
-        known = getattr(self.source, "labels", None)
-        return None if known is None else known[: len(self)]
+        labels = getattr(self.source, "labels", None)
+        return None if labels is None else labels[: len(self)]
 
 
 def trajectory(case: str) -> dict[str, list[float]]:
-    """The loss of every step, then loss and score on test images."""
+    """Return the loss of every step, and loss and score on test images."""
     name, overrides = CASES[case]
     recipe = load_recipe(
         name, ["training.epochs=2", "training.batch_size=16", "threads=1", *overrides]
     )
     default, threads = torch.get_default_dtype(), torch.get_num_threads()
-    # Initial weights in double precision too: single ones differ between processors.
+    # Initial weights need double precision, because those in single precision depend on the CPU.
     torch.set_default_dtype(torch.float64)
     try:
         with warnings.catch_warnings():
@@ -154,27 +154,30 @@ def _trained(experiment: Experiment) -> dict[str, list[float]]:
     return {"losses": losses, "evaluation": [result.loss, result.score]}
 
 
-def difference(found: dict[str, list[float]], recorded: dict[str, list[float]]) -> float:
-    """The largest relative difference of any number."""
-    pairs = [(a, b) for key in recorded for a, b in zip(found[key], recorded[key], strict=True)]
+def difference(measured: dict[str, list[float]], recorded: dict[str, list[float]]) -> float:
+    """Return the largest relative difference of the numbers."""
+    pairs = [(a, b) for key in recorded for a, b in zip(measured[key], recorded[key], strict=True)]
     return max(abs(a - b) / max(abs(b), 1e-3) for a, b in pairs)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the differences, and return 1 if one exceeds the tolerance."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}")
-    parser.add_argument("--record", action="store_true")
-    asked = parser.parse_args(arguments)
+    parser.add_argument(
+        "cases", nargs="*", metavar="CASE", help=f"cases to check: {', '.join(CASES)}; default: all"
+    )
+    parser.add_argument("--record", action="store_true", help="record new trajectories")
+    options = parser.parse_args(arguments)
     recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     worst = 0.0
-    for case in asked.cases or CASES:
-        found = trajectory(case)
-        if asked.record:
-            recorded[case] = found
+    for case in options.cases or CASES:
+        measured = trajectory(case)
+        if options.record:
+            recorded[case] = measured
             RECORDED.write_text(json.dumps(recorded, indent=1) + "\n")
-        apart = difference(found, recorded[case])
-        worst = max(worst, apart)
-        print(f"{case:24} {apart:.1e}{'   DIFFERS' if apart > 1e-6 else ''}", flush=True)
+        change = difference(measured, recorded[case])
+        worst = max(worst, change)
+        print(f"{case:24} {change:.1e}{'   DIFFERS' if change > 1e-6 else ''}", flush=True)
     return int(worst > 1e-6)
 
 

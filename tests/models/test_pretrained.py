@@ -119,7 +119,7 @@ def test_generator_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ("command", "message"),
     [
         (("certify", "--model", "mnist-generator", "x.png"), "needs a run that classifies images"),
-        (("generate", "--model", "digits-opteq"), "draws no images"),
+        (("generate", "--model", "digits-opteq"), "is not a generator"),
         (("export", "--model", "photo-prior", "--format", "onnx"), "which cannot run alone"),
         (("restore", "digits-opteq", "x.png"), "digits-opteq is a trained model, not an image"),
         (("predict", "--model", "digit-opteq", "x.png"), "did you mean 'digits-opteq'"),

@@ -151,7 +151,7 @@ def test_no_certificate_is_false(kind: str, margin: float | None) -> None:
     if margin is not None:
         narrow_margins(model, x, margin)
     hunt = Hunt()
-    hunt.look(model, x, attacked=8)
+    hunt.check(model, x, attacked=8)
     assert hunt.certified > 0
     assert hunt.attacked > 0
     assert hunt.exits > 0

@@ -1,4 +1,4 @@
-"""What MOptEqs' figures show of a run, and how series are drawn."""
+"""Measurements for the figures of MOptEqs, and plots of series."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def experiment(name: str = "mopteq-small", **options: Any) -> Experiment:
-    """Untrained: figures need no trained model to be right."""
+    """Return an experiment with an untrained model."""
     options = {"channels": 4, "widths": [4, 6, 6], **options}
     given = {key: value for key, value in options.items() if value is not None}
     recipe = {
@@ -39,66 +39,66 @@ def experiment(name: str = "mopteq-small", **options: Any) -> Experiment:
     return Experiment.of(recipe_from_data(recipe))
 
 
-def test_relations_of_branches_are_those_of_the_paper() -> None:
-    made = experiment(diversity=0.1)
-    found = branch_relations(made, CPU)
-    images, _ = made.some_test_images(100)
-    model = made.model
+def test_relations_of_branches_match_their_definition() -> None:
+    run = experiment(diversity=0.1)
+    measured = branch_relations(run, CPU)
+    images, _ = run.some_test_images(100)
+    model = run.model
     solution = model.solve(images)  # type: ignore[operator]
     z = [t.flatten(2) for t in branch_features(model.layer.cell, solution.state, solution.context)]  # type: ignore[union-attr, arg-type]
-    similar, diverse = 0.0, 0.0
+    heritage, diversity = 0.0, 0.0
     for i in range(3):
         for j in range(3):
-            if i != j:  # In a loop of three all others are neighbors.
+            if i != j:  # in a loop of three, all others are neighbors
                 products = z[i][0] @ z[j][0].T
-                similar += float(products.trace()) / (3 * 4)
-                diverse += float((products - products.diag().diag()).abs().sum()) / (3 * 12)
-    assert found["average_heritage@0"] == pytest.approx(similar, rel=2e-3)
-    assert found["average_diversity@0"] == pytest.approx(diverse, rel=2e-3)
-    mean = sum(series_of(found, "average_heritage").values()) / 40
-    assert found["average_heritage"] == pytest.approx(mean, rel=1e-3)
+                heritage += float(products.trace()) / (3 * 4)
+                diversity += float((products - products.diag().diag()).abs().sum()) / (3 * 12)
+    assert measured["average_heritage@0"] == pytest.approx(heritage, rel=2e-3)
+    assert measured["average_diversity@0"] == pytest.approx(diversity, rel=2e-3)
+    mean = sum(series_of(measured, "average_heritage").values()) / 40
+    assert measured["average_heritage"] == pytest.approx(mean, rel=1e-3)
     products = (z[1][0] @ z[0][0].T).abs()
-    assert found["correlation@2,3"] == pytest.approx(
+    assert measured["correlation@2,3"] == pytest.approx(
         float(products[2, 3] / products.max()), rel=1e-3
     )
-    assert len(series_of(found, "correlation")) == 16
+    assert len(series_of(measured, "correlation")) == 16
 
 
 @pytest.mark.filterwarnings("ignore::equilibria.solvers.ConvergenceWarning")
-def test_the_trace_of_a_contraction_falls_to_rounding() -> None:
-    found = series_of(solve_trace(experiment(diversity=0.0), CPU), "residual")
-    assert list(found) == [str(place) for place in range(50)]
-    assert found["0"] > 1e3 * found["20"]
-    assert found["49"] < 1e-5
+def test_residual_of_a_contraction_decreases_to_rounding() -> None:
+    measured = series_of(solve_trace(experiment(diversity=0.0), CPU), "residual")
+    assert list(measured) == [str(place) for place in range(50)]
+    assert measured["0"] > 1e3 * measured["20"]
+    assert measured["49"] < 1e-5
 
 
-def test_perturbed_accuracies_begin_at_the_clean_one() -> None:
-    made = experiment(widths=[8], scales=[1])
-    found = perturbations(made, CPU)
-    images, labels = made.some_test_images(40)
-    clean = float((made.model.eval()(images).argmax(dim=1) == labels).double().mean())
+def test_perturbed_accuracies_start_at_the_clean_accuracy() -> None:
+    run = experiment(widths=[8], scales=[1])
+    measured = perturbations(run, CPU)
+    images, labels = run.some_test_images(40)
+    clean = float((run.model.eval()(images).argmax(dim=1) == labels).double().mean())
     for direction in ("reconstructed", "binomial", "uniform"):
-        shares = series_of(found, f"{direction}_accuracy")
+        shares = series_of(measured, f"{direction}_accuracy")
         assert [float(place) for place in shares] == [0.0, *STRENGTHS]
         assert shares["0.0"] == pytest.approx(100 * clean)
         assert all(0 <= share <= 100 for share in shares.values())
 
 
-def test_more_iterations_of_an_attack_leave_no_more() -> None:
+def test_accuracy_does_not_increase_with_more_attack_steps() -> None:
     shares = series_of(attack_iterations(experiment(), CPU), "pgd_iterations")
     assert [int(place) for place in shares] == [0, *ATTACK_ITERATIONS]
     assert shares["20"] <= shares["0"]
 
 
-def test_models_without_branches_are_refused() -> None:
-    made = experiment("opteq-small", widths=None, width=4)
+def test_models_without_branches_raise() -> None:
+    run = experiment("opteq-small", widths=None, width=4)
     with pytest.raises(TypeError, match="has no branches"):
-        branch_relations(made, CPU)
+        branch_relations(run, CPU)
 
 
 @pytest.mark.parametrize("make", [mopteq, popteq])
 @pytest.mark.parametrize("space", ["y", "z"])
-def test_features_of_branches(make: Any, space: str) -> None:
+def test_features_of_branches_sum_to_the_output(make: Any, space: str) -> None:
     torch.manual_seed(0)
     options = {"space": space} if make is mopteq else {}
     model = make(channels=4, widths=(3, 4), scales=(1, 2), fusion="sum", **options)
@@ -122,7 +122,7 @@ def table() -> PaperTable:
     return PaperTable(id="x-f1", paper="X", title="Figure 1", columns=columns, rows=rows)
 
 
-def test_a_curve_a_row(table: PaperTable) -> None:
+def test_curves_panel_draws_one_curve_per_row(table: PaperTable) -> None:
     drawn = replace(table, picture=(Panel(show=("residual",), along="iteration", form="curves"),))
     values = {str(place): 10.0**-place for place in range(20)}
     (axis,) = table_figure(drawn, record(residual=values)).axes
@@ -132,7 +132,7 @@ def test_a_curve_a_row(table: PaperTable) -> None:
     assert axis.get_legend_handles_labels()[1] == ["One", "Two"]
 
 
-def test_dots_and_maps(table: PaperTable) -> None:
+def test_dots_and_maps_panels_draw_the_series(table: PaperTable) -> None:
     panels = (
         Panel(show=("average_heritage",), over="average_diversity", form="dots"),
         Panel(show=("correlation",), along="first / second", form="map"),

@@ -10,8 +10,8 @@ from equilibria.papers import find_table, list_tables
 from equilibria.papers.table import list_elsewhere
 from tests.program import invoke
 
-# Number and first words of the caption, as the papers print them; appendices included. The two
-# renderings of MOptEqs have the same.
+# Numbers and first words of the captions, as printed, including appendices. Both versions of the
+# MOptEqs paper have the same.
 PRINTED = {
     "opteq": """
         Table 1: Examples to Modify the Underlying Optimization Problem
@@ -79,12 +79,12 @@ PRINTED = {
         Appendix C.6: Space complexity of the method
     """,
 }
-PARTED = {"jiio-t4": ("jiio-t4a", "jiio-t4b", "jiio-t4c")}
-"""One table of the paper in parts: its three columns are three tasks."""
+SPLIT = {"jiio-t4": ("jiio-t4a", "jiio-t4b", "jiio-t4c")}
+"""Tables of the papers that are several tables here; the columns of Table 4 are three tasks."""
 
 
 def printed_ids() -> list[str]:
-    found = []
+    ids = []
     for paper, captions in PRINTED.items():
         for caption in captions.strip().splitlines():
             number, _, words = caption.strip().partition(": ")
@@ -92,12 +92,12 @@ def printed_ids() -> list[str]:
             kind, *place = number.split(" ")
             short = {"Table": "t", "Figure": "f", "Appendix": ""}[kind]
             name = "".join(place).lower().replace(".", "")
-            found.append(f"{paper}-{short}{re.sub(r'[()]', '', name)}")
-    return found
+            ids.append(f"{paper}-{short}{re.sub(r'[()]', '', name)}")
+    return ids
 
 
-def test_the_list_has_what_the_papers_print_and_nothing_else() -> None:
-    expected = [part for one in printed_ids() for part in PARTED.get(one, (one,))]
+def test_list_contains_exactly_the_items_of_the_papers() -> None:
+    expected = [part for name in printed_ids() for part in SPLIT.get(name, (name,))]
     tables, others = list_tables(), list_elsewhere()
     listed = [item.id for item in (*tables, *others)]
     assert sorted(listed) == sorted(expected)
@@ -109,14 +109,14 @@ def test_titles_begin_with_the_number_in_the_paper() -> None:
         kind = {"t": "Table", "f": "Figure", "c": "Appendix"}[short[0]]
         number = re.match(rf"{kind} (?:C\.)?(\d+)", item.title)
         assert number is not None, item.title
-        found = re.search(r"\d+", short)
-        assert found is not None
-        assert number[1] == found[0], item.title
+        match = re.search(r"\d+", short)
+        assert match is not None
+        assert number[1] == match[0], item.title
         assert paper in PRINTED
 
 
 @pytest.mark.parametrize("other", list_elsewhere(), ids=lambda other: other.id)
-def test_what_has_no_table_of_its_own_is_drawn_by_one_or_says_why(other: object) -> None:
+def test_other_items_refer_to_a_table_or_give_a_reason(other: object) -> None:
     from equilibria.papers.table import Elsewhere
 
     assert isinstance(other, Elsewhere)
@@ -128,7 +128,7 @@ def test_what_has_no_table_of_its_own_is_drawn_by_one_or_says_why(other: object)
         return
     result = invoke("reproduce", other.id)
     assert result.exit_code != 0
-    assert f"{other.id} ({other.title}) is not run" in " ".join(result.output.split())
+    assert f"{other.id} ({other.title}) cannot be reproduced" in " ".join(result.output.split())
 
 
 def test_every_table_runs_in_both_settings() -> None:
@@ -137,7 +137,7 @@ def test_every_table_runs_in_both_settings() -> None:
             assert any(row.recipe(setting) is not None for row in table.rows), table.id
 
 
-def test_the_command_lists_them_all() -> None:
+def test_command_lists_all_items() -> None:
     result = invoke("reproduce")
     assert result.exit_code == 0, result.output
     for item in (*list_tables(), *list_elsewhere()):

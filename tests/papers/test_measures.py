@@ -1,4 +1,4 @@
-"""What is measured besides accuracy, and how it is printed."""
+"""Memory, searches for latents, and the format of numbers."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ CPU = torch.device("cpu")
 KILO = 1000 * torch.finfo(torch.float32).bits // 8
 
 
-def test_the_peak_counts_what_is_alive_at_one_time() -> None:
-    def one_after_the_other() -> None:
+def test_peak_counts_simultaneously_live_tensors() -> None:
+    def sequentially() -> None:
         for _ in range(5):
             torch.zeros(1000)
 
-    def together() -> None:
-        kept = [torch.zeros(1000) for _ in range(5)]
-        kept[0].view(10, 100).add_(1)
+    def simultaneously() -> None:
+        tensors = [torch.zeros(1000) for _ in range(5)]
+        tensors[0].view(10, 100).add_(1)
 
-    assert peak_bytes(one_after_the_other, CPU) == KILO
-    assert peak_bytes(together, CPU) == 5 * KILO
+    assert peak_bytes(sequentially, CPU) == KILO
+    assert peak_bytes(simultaneously, CPU) == 5 * KILO
 
 
-def test_the_peak_counts_what_autograd_saves() -> None:
+def test_peak_includes_tensors_saved_by_autograd() -> None:
     x = torch.rand(1000, requires_grad=True)
 
     def chain(length: int) -> int:
@@ -49,12 +49,12 @@ def test_the_peak_counts_what_autograd_saves() -> None:
 
         return peak_bytes(run, CPU)
 
-    # Backwards the saved tensors go as gradients come, so that only some vectors are added.
+    # The backward pass frees saved tensors as it goes, so gradients add only a few vectors.
     assert 20 * KILO <= chain(20) <= 25 * KILO
     assert chain(5) <= 10 * KILO
 
 
-def test_unrolling_takes_more_memory_than_the_implicit_gradient() -> None:
+def test_unrolling_needs_more_memory_than_the_implicit_gradient() -> None:
     x = torch.randn(4, 3, 8, 8)
 
     def memory(gradient: eq.Unrolled | str) -> int:
@@ -66,33 +66,33 @@ def test_unrolling_takes_more_memory_than_the_implicit_gradient() -> None:
     assert memory("implicit") < many / 2
 
 
-def test_a_search_that_keeps_its_graph_is_plain_descent_and_pays_for_every_step() -> None:
+def test_unrolled_search_is_gradient_descent_whose_memory_grows_with_its_steps() -> None:
     model, images = decoder(), torch.rand(2, 1, SIDE, SIDE, dtype=torch.float64)
     latents = torch.zeros(2, LATENTS, dtype=torch.float64)
     for _ in range(3):
         leaf = latents.requires_grad_()
         loss = (model(leaf) - images).square().sum()
         latents = (leaf - UNROLLED_STEP * torch.autograd.grad(loss, leaf)[0]).detach()
-    found = unrolled_search(model, images, iterations=3)
-    torch.testing.assert_close(found.detach(), latents)
-    assert found.requires_grad  # a loss of the latents reaches the weights
+    result = unrolled_search(model, images, iterations=3)
+    torch.testing.assert_close(result.detach(), latents)
+    assert result.requires_grad  # a loss of the latents has gradients for the weights
     few, many = (peak_bytes(partial(unrolled_search, model, images, n), CPU) for n in (4, 32))
     assert many > 4 * few
 
 
-def test_the_search_of_the_paper_holds_its_history() -> None:
+def test_memory_of_the_paper_search_grows_with_its_history() -> None:
     model, images = decoder(), torch.rand(2, 1, SIDE, SIDE, dtype=torch.float64)
 
     def memory(length: int) -> int:
         engine = get_engine("official", memory=length)
         return peak_bytes(lambda: find_latents(model, images, engine=engine, iterations=40), CPU)
 
-    # Of z, μ and x, the differences of the iterates and of what the map makes of them.
+    # Differences of the iterates and of their images, for z, μ and x.
     row = 2 * (2 * HIDDEN + LATENTS) * images.element_size() * len(images)
     assert memory(32) - memory(2) >= 30 * row
 
 
-def test_figures_as_printed() -> None:
+def test_printed_numbers_are_parsed_and_formatted() -> None:
     assert printed("92.9 ± 0.2%") == Printed(92.9, 0.2, "%")
     assert printed("81.3 ± 0,2%") == Printed(81.3, 0.2, "%")
     assert printed("1.22e-02") == Printed(0.0122)
@@ -114,12 +114,12 @@ def test_every_measure_has_a_title(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_every_engine_of_the_figures_searches_for_latents(name: str) -> None:
+def test_every_engine_of_the_figures_reduces_the_loss(name: str) -> None:
     model, images = decoder(), torch.rand(2, 1, SIDE, SIDE, dtype=torch.float64)
-    found = find_latents(model, images, engine=ENGINES[name], iterations=4)
-    assert bool((found.loss <= found.initial_loss).all())
+    result = find_latents(model, images, engine=ENGINES[name], iterations=4)
+    assert bool((result.loss <= result.initial_loss).all())
 
 
-def test_a_way_to_mix_that_there_is_not_is_refused() -> None:
+def test_unknown_acceleration_raises() -> None:
     with pytest.raises(ValueError, match="acceleration must be one of type-1, type-2, broyden"):
         get_engine("official", acceleration="type-3")

@@ -1,4 +1,4 @@
-"""Rows that share a run and measure different things, and pictures of runs."""
+"""Pictures of runs, and rows that share a run."""
 
 from __future__ import annotations
 
@@ -60,21 +60,21 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[PaperTable]:
     del table._tables()[made.id]
 
 
-def test_what_is_drawn_exists(drawn: PaperTable) -> None:
+def test_panels_refer_to_existing_columns_or_measures(drawn: PaperTable) -> None:
     assert [panel.show for panel in drawn.picture] == [("Acc.",)]
     columns = (*drawn.columns, Column(title="Top 5", measure="top5_accuracy"))
     two = replace(drawn, columns=columns, picture=(Panel(show=("Top 5",), over="parameters"),))
     assert [panel.show for panel in two.picture] == [("Top 5",)]
-    with pytest.raises(ValueError, match="no column or measure 'Top 7' to draw"):
+    with pytest.raises(ValueError, match="the picture has no column or measure 'Top 7'"):
         replace(two, picture=(Panel(show=("Top 7",)),))
 
 
-def test_rows_of_one_run_and_its_picture(drawn: PaperTable, tmp_path: Path) -> None:
+def test_rows_share_a_run_and_its_picture(drawn: PaperTable, tmp_path: Path) -> None:
     made = plan(drawn, "quick", range(2), tmp_path)
     outcomes = list(carry_out(made, workers=None, device=CPU))
     assert [outcome.error for outcome in outcomes] == ["", ""]
-    found = findings(made, outcomes)
-    files = write_report(made, found, tmp_path, "equilibria reproduce digits-t2", provenance())
+    results = findings(made, outcomes)
+    files = write_report(made, results, tmp_path, "equilibria reproduce digits-t2", provenance())
     name = f"{made.jobs['One', 0].folder.name}-sheet.png"
     assert files[-1] == tmp_path / name
     assert (tmp_path / name).read_bytes() == b"PNG of seed 0"
@@ -91,14 +91,14 @@ def test_rows_of_one_run_and_its_picture(drawn: PaperTable, tmp_path: Path) -> N
 def test_tables_that_share_a_run_share_its_picture(drawn: PaperTable, tmp_path: Path) -> None:
     for made in (drawn, replace(drawn, id="digits-t3", rows=drawn.rows[1:])):
         planned = plan(made, "quick", range(1), tmp_path)
-        found = findings(planned, list(carry_out(planned, workers=None, device=CPU)))
-        write_report(planned, found, tmp_path, "a command", provenance())
+        results = findings(planned, list(carry_out(planned, workers=None, device=CPU)))
+        write_report(planned, results, tmp_path, "a command", provenance())
     (shared,) = tmp_path.glob("*-sheet.png")
     for name in ("digits-t2", "digits-t3"):
         assert f"({shared.name})" in (tmp_path / f"{name}-quick.md").read_text()
 
 
-def test_a_lost_picture_is_drawn_again_without_training(drawn: PaperTable, tmp_path: Path) -> None:
+def test_missing_picture_is_redrawn_without_training(drawn: PaperTable, tmp_path: Path) -> None:
     made = plan(drawn, "quick", range(1), tmp_path)
     list(carry_out(made, workers=None, device=CPU))
     first = made.jobs["One", 0]
@@ -110,7 +110,7 @@ def test_a_lost_picture_is_drawn_again_without_training(drawn: PaperTable, tmp_p
     assert (first.folder / "result.json").stat().st_mtime_ns == trained_at
 
 
-def test_a_figure_is_found_by_its_id() -> None:
+def test_figure_resolves_to_its_table() -> None:
     assert find_table("jiio-f4") is find_table("jiio-t3")
     with pytest.raises(ValueError, match="did you mean 'jiio-f4'"):
         find_table("jiio-f44")

@@ -1,4 +1,4 @@
-"""Pictures of tables: drawn from what is recorded, with all that a table is about."""
+"""Figures of tables, drawn from the records."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ RECORDED = [path.stem for path, _ in recorded(RECORDS)]
 
 
 def record_of(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+    record: dict[str, Any] = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+    return record
 
 
 def labels(axis: Any) -> list[str]:
@@ -39,14 +39,14 @@ def lists(record: dict[str, Any], panel: Panel) -> list[str]:
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_recorded_table_is_drawn_with_all_its_rows(name: str) -> None:
+def test_figure_shows_all_rows_of_a_record(name: str) -> None:
     record = record_of(name)
     table = find_table(record["id"])
     figure = table_figure(table, record)
     assert len(figure.subfigs) == len(table.picture)
     first = figure.subfigs[0].axes
-    titles = ["here (quick: another setting)", "the paper, as printed"]
-    prints = any(row["paper"] for row in record["rows"])  # A figure may print no numbers.
+    titles = ["this library (quick setting)", "the paper, as printed"]
+    prints = any(row["paper"] for row in record["rows"])  # figures may print no numbers
     assert [axis.get_title() for axis in first] == titles[: 2 if prints else 1]
     for part, panel in zip(figure.subfigs, table.picture, strict=True):
         ours = part.axes[0]
@@ -74,7 +74,7 @@ def test_a_recorded_table_is_drawn_with_all_its_rows(name: str) -> None:
             assert axis.get_xlabel().startswith("paper") or axis.get_ylabel().startswith("paper")
 
 
-def test_long_labels_stand_clear_of_each_other() -> None:
+def test_long_labels_do_not_overlap() -> None:
     record = record_of("jiio-t7-quick")
     first = record["rows"][0]
     words = [*"abcdef", *(f"{letter}, a label that takes two lines of text" for letter in "gh")]
@@ -87,7 +87,7 @@ def test_long_labels_stand_clear_of_each_other() -> None:
         assert lower.y1 <= upper.y0
 
 
-def test_ours_are_the_numbers_of_the_runs() -> None:
+def test_figure_shows_the_numbers_of_the_runs() -> None:
     record = record_of("opteq-t8-quick")
     figure = table_figure(find_table("opteq-t8"), record)
     drawn = [line.get_xdata() for line in figure.subfigs[0].axes[0].lines]
@@ -100,17 +100,17 @@ def test_ours_are_the_numbers_of_the_runs() -> None:
     assert memory.get_xlabel() == "memory of a step (MiB)"
 
 
-def test_a_record_is_drawn_as_it_is_whatever_its_table_has_become() -> None:
+def test_record_is_drawn_even_if_its_table_has_changed() -> None:
     record = record_of("jiio-t7-quick")
-    record["rows"][1] |= {"label": "of old"}
+    record["rows"][1] |= {"label": "renamed"}
     table = find_table("jiio-t7")
-    assert "of old" not in [row.label for row in table.rows]
+    assert "renamed" not in [row.label for row in table.rows]
     first, second = table_figure(table, record).subfigs
-    assert "of old" in labels(first.axes[0])
-    assert "of old" in names(second)
+    assert "renamed" in labels(first.axes[0])
+    assert "renamed" in names(second)
 
 
-def test_curves_go_along_the_values_of_labels() -> None:
+def test_curves_are_drawn_over_the_values_in_labels() -> None:
     figure = table_figure(find_table("opteq-t5"), record_of("opteq-t5-quick"))
     (ours, papers), *measured = (part.axes for part in figure.subfigs)
     for axis in (ours, papers):
@@ -118,11 +118,11 @@ def test_curves_go_along_the_values_of_labels() -> None:
         assert ticks == ["0.01", "0.1", "0.4", "0.8", "1"]
     assert [len(line.get_xdata()) for line in ours.lines] == [3] * 8
     assert [len(line.get_xdata()) for line in papers.lines] == [5] * 8
-    # Of z², cos² and HSIC the rows whose regularizer is about them, and none.
+    # For z², cos² and HSIC: the rows without and with the corresponding regularizer.
     assert [len(axis.lines) for (axis,) in measured] == [4, 3, 3]
 
 
-def test_a_table_without_a_picture_of_its_own_shows_its_first_measure() -> None:
+def test_default_picture_shows_the_first_measure() -> None:
     assert all(table.picture for table in list_tables())
     (table,) = read_tables(
         "{paper: P, tables: {p-t1: {title: T, columns: {Size: null, Acc.: accuracy}, rows: []}}}"
@@ -130,7 +130,7 @@ def test_a_table_without_a_picture_of_its_own_shows_its_first_measure() -> None:
     assert table.picture == (Panel(show=("Acc.",)),)
 
 
-def test_pictures_are_drawn_again_from_records(tmp_path: Path) -> None:
+def test_redraw_writes_figures_from_records(tmp_path: Path) -> None:
     name = "jiio-t7-quick"
     shutil.copy(RECORDS / f"{name}.json", tmp_path)
     (tmp_path / "other.json").write_text("{}")
@@ -144,4 +144,4 @@ def test_pictures_are_drawn_again_from_records(tmp_path: Path) -> None:
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".json", ".png"]
     refused = invoke("reproduce", "--redraw", tmp_path / "nothing")
     assert refused.exit_code == 2
-    assert "holds no record of a table" in refused.output
+    assert "has no records of tables" in refused.output

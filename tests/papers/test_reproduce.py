@@ -1,4 +1,4 @@
-"""`equilibria reproduce` from beginning to end, with a small table on digits."""
+"""`equilibria reproduce` with a small table on digits."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def registered() -> Iterator[PaperTable]:
 
 
 def reproduce(output: Path, table_id: str = "digits-t1", **changes: Any) -> int:
-    """The exit code."""
+    """Run the command and return its exit code."""
     arguments: dict[str, Any] = {
         "table": table_id,
         "quick": True,
@@ -95,26 +95,26 @@ def reproduce(output: Path, table_id: str = "digits-t1", **changes: Any) -> int:
 
 
 def finished(output: Path) -> dict[str, int]:
-    """When each run ended."""
+    """Return the modification time of each result."""
     files = (output / "runs").glob("*/result.json")
     return {file.parent.name: file.stat().st_mtime_ns for file in files}
 
 
 @pytest.mark.slow
-def test_a_table_from_beginning_to_end(
+def test_table_is_reproduced_and_recorded(
     registered: PaperTable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stopped = carry_out(plan(registered, "quick", range(2), tmp_path), workers=1, device=CPU)
     next(stopped)
     stopped.close()
-    early = finished(tmp_path)
-    assert len(early) == 1
+    after_stop = finished(tmp_path)
+    assert len(after_stop) == 1
     assert not multiprocessing.active_children()
 
     assert reproduce(tmp_path) == 0
-    everything = finished(tmp_path)
-    assert len(everything) == 4, "two rows share their runs: two recipes, two seeds"
-    assert early.items() <= everything.items(), "a finished run is not run again"
+    all_runs = finished(tmp_path)
+    assert len(all_runs) == 4, "two recipes with two seeds each"
+    assert after_stop.items() <= all_runs.items(), "finished runs are not repeated"
     output = capsys.readouterr().out
     assert "3/3" in output
     assert "91.2 ± 0.3%" in output
@@ -131,10 +131,10 @@ def test_a_table_from_beginning_to_end(
     assert (record["setting"], record["seeds"]) == ("quick", [0, 1])
 
     text = (tmp_path / "digits-t1-quick.md").read_text()
-    assert "another setting than the paper's" in text
+    assert "not the setting of the paper" in text
     assert "120 digits instead of 50,000 images" in text
     assert "equilibria reproduce digits-t1 --quick" in text
-    assert "Not run, there is no such model: Other." in text
+    assert "Not run (there is no such model): Other." in text
     assert (tmp_path / "digits-t1-quick.png").read_bytes().startswith(b"\x89PNG")
     index = write_index(tmp_path)
     assert f"[digits-t1]({tmp_path.name}/digits-t1-quick.md)" in index
@@ -145,16 +145,16 @@ def test_a_table_from_beginning_to_end(
     assert "(finished)" in shown
     assert "width: 8" in shown
     assert "parameters" in shown
-    assert finished(tmp_path) == everything
+    assert finished(tmp_path) == all_runs
 
 
-def test_a_run_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+def test_interrupted_run_resumes(tmp_path: Path) -> None:
     whole = run_job(make_job(digits(epochs=4), 0, tmp_path / "whole"), CPU)
     job = make_job(digits(epochs=4), 0, tmp_path / "parts")
-    told: list[int] = []
+    epochs: list[int] = []
 
     def stop(metrics: EpochMetrics) -> None:
-        told.append(metrics.epoch)
+        epochs.append(metrics.epoch)
         if metrics.epoch == 2:
             raise KeyboardInterrupt
 
@@ -162,7 +162,7 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path: Path) -> None:
         run_job(job, CPU, stop)
     assert job.result() is None
     result = run_job(job, CPU, stop)
-    assert told == [1, 2, 3, 4]
+    assert epochs == [1, 2, 3, 4]
     times = ("seconds", "cpu_seconds", "training_minutes")
     assert {k: v for k, v in result.items() if k not in times} == {
         k: v for k, v in whole.items() if k not in times
@@ -170,21 +170,21 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     assert not (job.folder / "checkpoints").exists()
 
 
-def test_two_calls_do_not_train_the_same_run(tmp_path: Path) -> None:
+def test_concurrent_calls_train_a_run_once(tmp_path: Path) -> None:
     job = make_job(digits(epochs=2), 0, tmp_path)
-    told: list[int] = []
+    epochs: list[int] = []
     calls = [
-        threading.Thread(target=run_job, args=(job, CPU, lambda m: told.append(m.epoch)))
+        threading.Thread(target=run_job, args=(job, CPU, lambda m: epochs.append(m.epoch)))
         for _ in range(2)
     ]
     for call in calls:
         call.start()
     for call in calls:
         call.join()
-    assert told == [1, 2]
+    assert epochs == [1, 2]
 
 
-def test_extras_are_measured_on_finished_runs_too(tmp_path: Path) -> None:
+def test_extras_are_measured_on_finished_runs(tmp_path: Path) -> None:
     run_job(make_job(digits(epochs=1), 0, tmp_path), CPU)
     job = make_job(digits(epochs=1), 0, tmp_path, extras=("efficiency", "features"))
     before = (job.folder / "result.json").stat().st_mtime_ns
@@ -197,7 +197,7 @@ def test_extras_are_measured_on_finished_runs_too(tmp_path: Path) -> None:
     assert 0 < (result["feature_dependence"] or 0) < 1
 
 
-def test_a_failing_row_is_named_and_the_rest_goes_on(
+def test_failing_row_is_reported_and_others_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = small_table("digits-t2", Wrong=digits(no_such_option=1), Right=digits(epochs=1))
@@ -206,17 +206,17 @@ def test_a_failing_row_is_named_and_the_rest_goes_on(
         assert reproduce(tmp_path, "digits-t2", quick=False, seeds=1) == 1
     finally:
         del table._tables()["digits-t2"]
-    told = capsys.readouterr()
-    assert "Wrong, seed 0" in told.err
-    assert "Right, seed 0, epoch 1/1" in told.out
+    output = capsys.readouterr()
+    assert "Wrong, seed 0" in output.err
+    assert "Right, seed 0, epoch 1/1" in output.out
     text = (tmp_path / "digits-t2.md").read_text()
-    assert "The paper's setting" in text
+    assert "The setting of the paper" in text
     assert "Failed: Wrong, seed 0: TypeError" in text
     assert len(finished(tmp_path)) == 1
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_reported_with_its_job(tmp_path: Path) -> None:
+def test_dead_process_is_reported_with_its_job(tmp_path: Path) -> None:
     made = small_table("digits-t3", Long=digits(epochs=10_000), Short=digits(epochs=1))
     planned = plan(made, "quick", [0], tmp_path)
 
@@ -232,12 +232,12 @@ def test_a_process_that_dies_is_reported_with_its_job(tmp_path: Path) -> None:
     killer.start()
     outcomes = list(run_jobs(planned.unfinished(), workers=1))
     killer.join()
-    found = findings(planned, outcomes)
-    assert found.failures == {"Long, seed 0": "its process died (exit code -9)"}
-    assert list(found.results) == ["Short"]
+    results = findings(planned, outcomes)
+    assert results.failures == {"Long, seed 0": "the process of this job died (exit code -9)"}
+    assert list(results.results) == ["Short"]
 
 
-def test_missing_data_is_told_before_anything_runs(tmp_path: Path) -> None:
+def test_missing_data_is_reported_before_training(tmp_path: Path) -> None:
     result = invoke("reproduce", "geq-t1b", "--output", tmp_path, "--root", tmp_path)
     assert result.exit_code == 2
     assert "cifar100" in result.stderr
@@ -248,7 +248,7 @@ def test_missing_data_is_told_before_anything_runs(tmp_path: Path) -> None:
     assert "did you mean 'geq-t1" in result.stderr
 
 
-def test_the_list_says_whether_the_data_is_here(
+def test_list_shows_whether_data_is_available(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "cifar-10-batches-bin").mkdir()
@@ -256,7 +256,7 @@ def test_the_list_says_whether_the_data_is_here(
         (tmp_path / "cifar-10-batches-bin" / name).touch()
     reproduce_command(root=tmp_path)
     lines = capsys.readouterr().out.splitlines()
-    (found,) = [line.split() for line in lines if line.strip().startswith("geq-t1a")]
-    assert found[-4:] == ["cifar10", "yes", "cifar10", "yes"]
-    (found,) = [line.split() for line in lines if line.strip().startswith("geq-t5")]
-    assert found[-4:] == ["cifar100", "no", "omniglot", "no"]
+    (columns,) = [line.split() for line in lines if line.strip().startswith("geq-t1a")]
+    assert columns[-4:] == ["cifar10", "yes", "cifar10", "yes"]
+    (columns,) = [line.split() for line in lines if line.strip().startswith("geq-t5")]
+    assert columns[-4:] == ["cifar100", "no", "omniglot", "no"]

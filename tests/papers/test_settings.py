@@ -1,4 +1,4 @@
-"""What the full settings are beside those of the papers."""
+"""The full settings of tables, compared with those of the papers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from equilibria.papers import PaperTable, Row, find_table, list_tables
 from equilibria.papers.measures import PAPER_STEPS, PAPER_TIMED, PGD_STEPS
 from equilibria.papers.reading import FILES
 from equilibria.papers.settings import (
-    OF_THE_ROW,
-    SILENT,
-    UNREAD,
+    NO_NOTE,
+    NOT_STATED,
+    SET_BY_ROW,
     _all_settings,
     compared_settings,
     full_settings,
-    said_of,
+    stated_in_paper,
 )
 from tests.program import invoke
 
@@ -27,18 +27,18 @@ TABLES = [table.id for table in list_tables()]
 
 
 @pytest.mark.parametrize("table_id", TABLES)
-def test_every_setting_is_noted_and_differs_for_a_reason(table_id: str) -> None:
+def test_every_setting_has_a_note_and_differences_have_reasons(table_id: str) -> None:
     lines = compared_settings(find_table(table_id))
     assert lines
     for line in lines:
         place = (line.name, line.paper, line.ours, line.rows)
-        assert line.paper != UNREAD, place
+        assert line.paper != NO_NOTE, place
         assert line.agrees is not False or line.why, place
-        assert line.agrees is None or line.paper not in (SILENT, OF_THE_ROW), place
+        assert line.agrees is None or line.paper not in (NOT_STATED, SET_BY_ROW), place
 
 
 @pytest.mark.parametrize("table_id", TABLES)
-def test_where_a_note_claims_to_agree_the_recipe_holds_that_value(table_id: str) -> None:
+def test_recipe_has_the_value_of_an_agreeing_note(table_id: str) -> None:
     table = find_table(table_id)
     agreeing = [line for line in compared_settings(table) if line.agrees]
     for row in table.rows:
@@ -47,9 +47,9 @@ def test_where_a_note_claims_to_agree_the_recipe_holds_that_value(table_id: str)
         ours = full_settings(row)
         for line in agreeing:
             if row.label in line.rows and line.name in ours:
-                said = said_of(row, line.name)
-                assert said is not None
-                assert said.paper == ours[line.name]
+                stated = stated_in_paper(row, line.name)
+                assert stated is not None
+                assert stated.paper == ours[line.name]
 
 
 SGD_OPTEQ = {
@@ -108,7 +108,7 @@ ATTACKED = {
     "model.options.channels": [24, 24],
     "task.options.norm": "l2",
 }
-READ: dict[tuple[str, str], dict[str, Any]] = {
+FROM_PAPERS: dict[tuple[str, str], dict[str, Any]] = {
     # OptEq, Sections 5, 7 and Algorithm 1.
     ("opteq-t3", "no Reg*"): {
         **SGD_OPTEQ,
@@ -291,35 +291,35 @@ READ: dict[tuple[str, str], dict[str, Any]] = {
         "data.options.size": 256,
     },
 }
-"""Read in the papers, and nowhere else: by table and rows, what the full setting has to be."""
+"""Required values of full settings, read from the papers, by table and pattern of rows."""
 
 
-@pytest.mark.parametrize(("table_id", "rows"), READ)
-def test_the_full_setting_is_the_papers(table_id: str, rows: str) -> None:
+@pytest.mark.parametrize(("table_id", "rows"), FROM_PAPERS)
+def test_full_setting_matches_the_paper(table_id: str, rows: str) -> None:
     chosen = [row for row in find_table(table_id).rows if fnmatchcase(row.label, rows)]
     assert chosen
     for row in chosen:
         ours = full_settings(row)
-        expected = READ[table_id, rows]
+        expected = FROM_PAPERS[table_id, rows]
         assert {name: ours.get(name) for name in expected} == expected, row.label
 
 
-def test_attacks_and_times_are_measured_as_jiio_does() -> None:
+def test_attacks_and_times_use_the_numbers_of_jiio() -> None:
     assert (PGD_STEPS, PAPER_STEPS, PAPER_TIMED) == (20, 80, 200)
 
 
 def rows_of(paper: str) -> list[tuple[PaperTable, Row]]:
-    found = [(table, row) for table in list_tables() for row in table.rows]
-    return [(t, row) for t, row in found if row.full is not None and t.id.split("-")[0] == paper]
+    rows = [(table, row) for table in list_tables() for row in table.rows]
+    return [(t, row) for t, row in rows if row.full is not None and t.id.split("-")[0] == paper]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_no_note_is_of_something_that_no_row_has(name: str) -> None:
+def test_every_note_applies_to_a_row(name: str) -> None:
     folder = resources.files("equilibria.papers") / "tables"
     file = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
-    found = rows_of(name)
-    known = {key for _, row in found for key in _all_settings(row)}
-    models = {row.full["model"]["name"] for _, row in found if row.full is not None}
+    rows = rows_of(name)
+    known = {key for _, row in rows for key in _all_settings(row)}
+    models = {row.full["model"]["name"] for _, row in rows if row.full is not None}
     for pattern in file["settings_of"]:
         assert any(fnmatchcase(model, pattern) for model in models), pattern
     noted = [file["settings"], *file["settings_of"].values()]
@@ -327,12 +327,12 @@ def test_no_note_is_of_something_that_no_row_has(name: str) -> None:
     noted += [table.get("settings", {}) for table in file["tables"].values()]
     for key in {key for notes in noted for key in notes}:
         parts = key.startswith(("model.", "data.", "training.", "task.")) and key != "model.options"
-        assert not parts or any(fnmatchcase(one, key) for one in known), key
+        assert not parts or any(fnmatchcase(name, key) for name in known), key
 
 
-def test_the_command_prints_paper_ours_and_why() -> None:
+def test_command_prints_paper_ours_and_reason() -> None:
     result = invoke("reproduce", "jiio-f6", "--settings")
     assert result.exit_code == 0, result.output
     words = " ".join(result.output.split())
-    for expected in ("Paper", "Ours", "Why", "silent", "384 (B.3)", "E εᵀJᵀJε"):
+    for expected in ("Paper", "Ours", "Why", "not stated", "384 (B.3)", "E εᵀJᵀJε"):
         assert expected in words

@@ -1,4 +1,4 @@
-"""The papers' tables: every row can be built, and the quick ones train."""
+"""Tables of the papers: every row can be built, and every quick row trains."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ IDS = [
 
 
 def distinct_recipes(setting: Setting) -> list[dict[str, Any]]:
-    """One recipe for every model and gradient rule; α changes nothing about what is computed."""
-    found = {}
+    """Return one recipe per model and gradient rule, regardless of α."""
+    recipes = {}
     for table in list_tables():
         for row in table.rows:
             recipe = row.recipe(setting)
@@ -47,25 +47,25 @@ def distinct_recipes(setting: Setting) -> list[dict[str, Any]]:
             options = {name: v for name, v in model["options"].items() if name != "alpha"}
             task = recipe.get("task", {}).get("name")
             key = [model["name"], options, recipe["training"].get("gradient"), task]
-            found[json.dumps(key, sort_keys=True)] = dict(recipe)
-    return list(found.values())
+            recipes[json.dumps(key, sort_keys=True)] = dict(recipe)
+    return list(recipes.values())
 
 
 TINY = {"camvid": "tiny-pixels", "mnist": "tiny-gray", "omniglot-episodes": "tiny-episodes"}
-"""What stands for a data set of the quick settings; "tiny" for all others."""
+"""Replacements for data sets of the quick settings; "tiny" replaces all others."""
 
 
 def tiny_images(name: str) -> DataSet:
-    chance = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     if name == "tiny-episodes":
-        drawings = torch.randint(256, (6, 4, 1, 28, 28), generator=chance, dtype=torch.uint8)
+        drawings = torch.randint(256, (6, 4, 1, 28, 28), generator=generator, dtype=torch.uint8)
         part = Episodes(drawings, ways=5, shots=1, queries=3, episodes=8, seed=0)
         return DataSet(name, part, part, tuple("abcde"), kind="episodes")
-    images = torch.rand(8, 3, 32, 32, generator=chance)
+    images = torch.rand(8, 3, 32, 32, generator=generator)
     if name == "tiny-gray":
         images = images[:, :1, :28, :28]
     shape = (8, 32, 32) if name == "tiny-pixels" else (8,)
-    labels = torch.randint(10, shape, generator=chance)
+    labels = torch.randint(10, shape, generator=generator)
     whole = Split(images, labels)
     kind = "segmentation" if name == "tiny-pixels" else "classification"
     return DataSet(name, whole, whole, tuple("abcdefghij"), kind=kind)
@@ -83,7 +83,7 @@ def _tiny() -> Iterator[None]:
         del registry._cards[name], registry._loaders._factories[name]
 
 
-def test_the_tables_and_their_names() -> None:
+def test_tables_are_listed_in_order() -> None:
     assert [table.id for table in list_tables() if table.id in IDS] == IDS
     assert find_table("geq-t2a").title == "Table 2 (a), Imagenette"
     with pytest.raises(ValueError, match="did you mean 'mopteqs-t1b'"):
@@ -91,11 +91,11 @@ def test_the_tables_and_their_names() -> None:
 
 
 @pytest.mark.parametrize("table_id", IDS)
-def test_rows_have_figures_and_recipes(table_id: str) -> None:
+def test_rows_have_printed_numbers_and_recipes(table_id: str) -> None:
     table = find_table(table_id)
     labels = [row.label for row in table.rows]
     assert len(set(labels)) == len(labels)
-    assert any(row.paper for row in table.rows) or "-f" in table_id  # a figure may print none
+    assert any(row.paper for row in table.rows) or "-f" in table_id  # figures may print no numbers
     assert table.full_remarks
     assert any("instead of" in remark for remark in table.quick_remarks)
     for setting in ("full", "quick"):
@@ -105,17 +105,17 @@ def test_rows_have_figures_and_recipes(table_id: str) -> None:
 
 
 @pytest.mark.parametrize("setting", ["full", "quick"])
-def test_every_row_of_the_table_of_imagenet_is_run(setting: Setting) -> None:
+def test_every_row_of_the_imagenet_table_has_a_recipe(setting: Setting) -> None:
     assert all(row.recipe(setting) for row in find_table("opteq-t7").rows)
 
 
-def test_the_papers_sizes_can_be_built() -> None:
-    """Every model of a full setting, without memory for its parameters."""
-    found = distinct_recipes("full")
-    for recipe in found:
+def test_models_of_full_settings_can_be_built() -> None:
+    """Uses outlines, which allocate no parameters."""
+    recipes = distinct_recipes("full")
+    for recipe in recipes:
         made = recipe_from_data(recipe).model
         model_outline(made.name, **made.options)
-    assert len(found) > 50
+    assert len(recipes) > 50
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_quick_tables_share_runs(tmp_path: Path) -> None:
     assert len(set(grid.values()) & set(effects.values())) == 9
 
 
-def test_the_folder_follows_from_the_resolved_recipe(tmp_path: Path) -> None:
+def test_folder_depends_on_the_resolved_recipe(tmp_path: Path) -> None:
     row: Row = find_table("geq-t1a").rows[0]
     assert row.quick is not None
     job = make_job(row.quick, 0, tmp_path)
@@ -160,13 +160,13 @@ def test_the_folder_follows_from_the_resolved_recipe(tmp_path: Path) -> None:
     assert make_job(row.quick, 1, tmp_path).folder != job.folder
 
 
-def test_the_page_of_tables_lists_all_that_was_recorded() -> None:
-    """Otherwise: python docs/site/results.py."""
+def test_results_page_lists_all_recorded_tables() -> None:
+    """If this fails, run `python docs/site/results.py`."""
     docs = Path(__file__).resolve().parents[2] / "docs"
     assert write_index(docs / "results") in (docs / "results.md").read_text(encoding="utf-8")
 
 
-def test_recorded_pictures_are_there_once() -> None:
+def test_pictures_exist_and_are_distinct() -> None:
     folder = Path(__file__).resolve().parents[2] / "docs" / "results"
     named = {
         name
@@ -251,7 +251,7 @@ tables:
 """
 
 
-def test_a_recipe_is_made_of_its_table_its_run_and_its_row() -> None:
+def test_recipe_merges_table_run_and_row() -> None:
     (table,) = read_tables(FILE, PARTS)
     one, two, three = table.rows
     assert one.paper == {"Acc.": "9.50", "Size": "1 M"}
@@ -279,17 +279,17 @@ def test_a_recipe_is_made_of_its_table_its_run_and_its_row() -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [
-        ('"9.50"', "9.50", "digits-t9, One: paper.0.* valid string, not 9.5.* in quotes"),
+        ('"9.50"', "9.50", "digits-t9, One: paper.0.* valid string, got 9.5.* in quotes"),
         ("options: narrow", "options: narow", "digits-t9, One: .*'narow'; did you mean 'narrow'"),
-        ("run: shared", "run: shred", "digits-t9, Two: there is no run 'shred'; .*'shared'"),
+        ("run: shared", "run: shred", "digits-t9, Two: unknown run 'shred'; .*'shared'"),
         ("measures: [loss]", "measure: [loss]", "digits-t9, Two: measure: Extra inputs"),
         ("[null, 2 M]", "[null, 2 M, 3]", "digits-t9, Two: paper.2"),
-        ("[null, 2 M]", "[a, b, c]", "digits-t9, Two: .* more than 2 columns"),
+        ("[null, 2 M]", "[a, b, c]", "digits-t9, Two: .* more .* than the 2 columns"),
         ("training: long}", "task: null}", "digits-t9, One: the full setting has no training"),
-        ("missing: it is too large", "seeds: 2", "digits-t9, Three: say why"),
+        ("missing: it is too large", "seeds: 2", "digits-t9, Three: .*set 'missing'"),
         ("title: Table 9", "titel: Table 9", "digits-t9: title: Field required"),
     ],
 )
-def test_an_error_in_a_file_names_the_row(right: str, wrong: str, message: str) -> None:
+def test_error_in_a_file_names_the_row(right: str, wrong: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_tables(FILE.replace(right, wrong), PARTS)

@@ -1,7 +1,7 @@
-"""Chromium without a window, driven over its own DevTools protocol: pipes, and nothing to install.
+"""Headless Chromium, controlled through pipes by its DevTools protocol, without other packages.
 
-`python -m tests.report.browser PAGE.html … --output FOLDER` takes pictures of pages: light, dark,
-and as wide as a phone.
+`python -m tests.report.browser PAGE.html … --output FOLDER` takes screenshots of pages: light,
+dark, and in the width of a phone.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     "--remote-debugging-pipe",
 )
-PATIENCE = 120.0
-"""Seconds that an answer may take on a busy machine."""
+TIMEOUT_SECONDS = 120.0
+"""Longest time for an answer, on a busy machine."""
 WIDE, PHONE = (1200, 900), (360, 740)
 
 
 def find_chromium() -> str | None:
-    """The browser that is installed, if there is one."""
+    """Return the path of an installed browser; None if there is none."""
     names = ("chromium", "chromium-browser", "google-chrome")
     return next(filter(None, map(shutil.which, names)), None)
 
 
 class Browser:
-    """One tab. What pages write to the console, and ask the network for, is kept."""
+    """A tab of the browser, with a record of console messages and network requests."""
 
     def __init__(self, sending: int, receiving: int) -> None:
         self.sending, self.receiving = sending, receiving
@@ -54,10 +54,10 @@ class Browser:
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self.count += 1
-        asked = {"id": self.count, "method": method, "params": parameters}
+        request = {"id": self.count, "method": method, "params": parameters}
         if self.session is not None:
-            asked["sessionId"] = self.session
-        os.write(self.sending, json.dumps(asked).encode() + b"\0")
+            request["sessionId"] = self.session
+        os.write(self.sending, json.dumps(request).encode() + b"\0")
         while True:
             message = self._next()
             if message.get("id") == self.count:
@@ -68,7 +68,7 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self.unread:
-            ready, _, _ = select.select([self.receiving], [], [], PATIENCE)
+            ready, _, _ = select.select([self.receiving], [], [], TIMEOUT_SECONDS)
             assert ready, "the browser does not answer"
             piece = os.read(self.receiving, 1 << 20)
             assert piece, "the browser has ended"
@@ -85,7 +85,7 @@ class Browser:
         dark: bool = False,
         scripts: bool = True,
     ) -> None:
-        """Load a page, a file or an address, and wait until all of it is there."""
+        """Load a page, given by its file or address, and wait until it is complete."""
         self.events.clear()
         width, height = size
         self.call(
@@ -104,65 +104,65 @@ class Browser:
             self.events.append(self._next())
 
     def value(self, expression: str) -> Any:
-        """Of JavaScript, evaluated in the page."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        """Evaluate a JavaScript expression in the page."""
+        response = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in response, response
+        return response["result"].get("value")
 
     def until(self, expression: str) -> None:
-        """Wait until JavaScript in the page is true."""
-        deadline = time.monotonic() + PATIENCE
+        """Wait until a JavaScript expression is true in the page."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not self.value(f"Boolean({expression})"):
-            assert time.monotonic() < deadline, f"never: {expression}\n{self.complaints()}"
+            assert time.monotonic() < deadline, f"timeout: {expression}\n{self.complaints()}"
             time.sleep(0.05)
 
     def give_file(self, selector: str, file: Path) -> None:
-        """Choose a file in an input of the page, as a person does."""
+        """Choose a file in an input of the page, as a user would."""
         root = self.call("DOM.getDocument")["root"]["nodeId"]
-        found = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
-        self.call("DOM.setFileInputFiles", nodeId=found, files=[str(file.resolve())])
+        node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self.call("DOM.setFileInputFiles", nodeId=node, files=[str(file.resolve())])
 
     def complaints(self) -> list[str]:
-        """What stands in the console, and what a script failed of."""
+        """Return console messages and errors of scripts."""
         kinds = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
         return [json.dumps(e["params"]) for e in self.events if e.get("method") in kinds]
 
     def requests(self) -> list[str]:
-        """What was asked for beside the page and what it holds itself."""
-        asked = [
+        """Return requested URLs, except the page itself and data URLs."""
+        urls = [
             e["params"]["request"]["url"]
             for e in self.events
             if e.get("method") == "Network.requestWillBeSent"
         ]
-        return [url for url in asked[1:] if not url.startswith("data:")]
+        return [url for url in urls[1:] if not url.startswith("data:")]
 
     def screenshot(self) -> bytes:
-        """The whole page as a PNG."""
+        """Return a screenshot of the whole page as PNG."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        taken = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-        return base64.b64decode(taken["data"])
+        screenshot = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        return base64.b64decode(screenshot["data"])
 
 
 @contextmanager
 def chromium(executable: str) -> Iterator[Browser]:
-    """A browser with an empty profile, ended with all it has started."""
-    theirs, sending = os.pipe()
+    """Start a browser with an empty profile, and end it afterwards."""
+    reading, sending = os.pipe()
     receiving, answering = os.pipe()
-    # Above 3 and 4, where the browser expects its ends.
-    inner = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in (theirs, answering)]
-    os.close(theirs)
+    # Numbers above 3 and 4, which the browser expects for its ends.
+    inner = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in (reading, answering)]
+    os.close(reading)
     os.close(answering)
 
-    def in_place() -> None:
-        for end, place in zip(inner, (3, 4), strict=True):
-            os.dup2(end, place)
+    def connect_ends() -> None:
+        for end, number in zip(inner, (3, 4), strict=True):
+            os.dup2(end, number)
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(
             [executable, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
-            close_fds=False,  # Nothing else is inherited: Python opens files that way.
-            preexec_fn=in_place,
+            close_fds=False,  # Python opens other files as not inheritable.
+            preexec_fn=connect_ends,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -173,32 +173,32 @@ def chromium(executable: str) -> Iterator[Browser]:
             yield browser
             browser.session = None
             browser.call("Browser.close")
-            process.wait(timeout=PATIENCE)
+            process.wait(timeout=TIMEOUT_SECONDS)
         finally:
             process.kill()
             process.wait()
             os.close(sending)
             os.close(receiving)
-            time.sleep(0.05)  # Its helpers write to the profile a moment longer.
+            time.sleep(0.05)  # Child processes still write to the profile.
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pages", nargs="+", type=Path)
     parser.add_argument("--output", type=Path, default=Path())
-    asked = parser.parse_args()
-    found = find_chromium()
-    assert found is not None, "there is no Chromium here"
+    options = parser.parse_args()
+    executable = find_chromium()
+    assert executable is not None, "Chromium is not installed"
     looks: dict[str, dict[str, Any]] = {
         "light": {},
         "dark": {"dark": True},
         "phone": {"size": PHONE},
     }
-    with chromium(found) as browser:
-        for page in asked.pages:
-            for look, options in looks.items():
-                browser.open(page, **options)
-                (asked.output / f"{page.stem}-{look}.png").write_bytes(browser.screenshot())
+    with chromium(executable) as browser:
+        for page in options.pages:
+            for look, settings in looks.items():
+                browser.open(page, **settings)
+                (options.output / f"{page.stem}-{look}.png").write_bytes(browser.screenshot())
                 print(page, look, browser.complaints(), browser.requests())
 
 

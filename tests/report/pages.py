@@ -1,4 +1,4 @@
-"""Reports of small models, and what tests look for in a page."""
+"""Reports of small models, and a parser that checks pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL = {"channels": 8}
 
 
 class Checker(HTMLParser):
-    """Collects what a page refers to and sees that its tags are balanced."""
+    """Collects the references, tags and text of a page; its tags must be balanced."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Checker(HTMLParser):
 
 
 def experiment(name: str = "opteq-small", *, test_samples: int = 40, **options: Any) -> Experiment:
-    """Untrained: a page needs no trained model to be right."""
+    """Return an untrained experiment, which suffices for tests of pages."""
     recipe = {
         "model": {"name": name, "options": {**SMALL, **options}},
         "data": {"name": "digits", "options": {"train_samples": 40, "test_samples": test_samples}},
@@ -59,8 +59,8 @@ def experiment(name: str = "opteq-small", *, test_samples: int = 40, **options: 
 def history(count: int = 3) -> list[EpochMetrics]:
     return [
         EpochMetrics(
-            epoch=1 + place,
-            loss=2.0 / (1 + place),
+            epoch=1 + index,
+            loss=2.0 / (1 + index),
             accuracy=0.5,
             share_converged=1.0,
             mean_iterations=8.0,
@@ -68,7 +68,7 @@ def history(count: int = 3) -> list[EpochMetrics]:
             learning_rate=0.1,
             seconds=1.0,
         )
-        for place in range(count)
+        for index in range(count)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Pages as a browser shows them: nothing in the console, nothing asked for, every picture drawn."""
+"""Pages in a browser: no console messages, no network requests, all pictures drawn."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ CHARTS = "[...document.querySelectorAll('svg')]"
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = find_chromium()
-    if found is None:
-        pytest.skip("NO BROWSER: apt-get install chromium to see the pages as people do")
-    with chromium(found) as opened:
+    executable = find_chromium()
+    if executable is None:
+        pytest.skip("NO BROWSER: apt-get install chromium to test pages in a browser")
+    with chromium(executable) as opened:
         yield opened
 
 
 def check(browser: Browser, page: Path, **look: Any) -> None:
-    """Whole, quiet, no wider than the screen, every picture with a size and a description."""
+    """Check a page: complete, no messages, fits the screen, all pictures drawn and described."""
     browser.open(page, **look)
     assert browser.complaints() == []
     assert browser.requests() == []
-    # What is evaluated here runs even where the page's own scripts would not.
+    # The expressions below need scripts even if those of the page are disabled.
     browser.call("Emulation.setScriptExecutionDisabled", value=False)
     assert browser.value(f"{PICTURES}.filter(i => !(i.complete && i.naturalWidth > 0)).length") == 0
     assert browser.value(f"{PICTURES}.filter(i => i.alt.length < 10).length") == 0
@@ -52,23 +52,23 @@ def check(browser: Browser, page: Path, **look: Any) -> None:
     assert browser.value(f"{CHARTS}.length") >= 2
     width = look.get("size", WIDE)[0]
     assert browser.value("document.documentElement.scrollWidth") <= width
-    taken = Image.open(io.BytesIO(browser.screenshot())).convert("L")
-    low, high = taken.getextrema()
+    screenshot = Image.open(io.BytesIO(browser.screenshot())).convert("L")
+    low, high = screenshot.getextrema()
     assert high - low > 150, "the page is empty"
-    background = taken.getpixel((2, 2))
+    background = screenshot.getpixel((2, 2))
     assert background < 60 if look.get("dark") else background > 200
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model that was not trained, for what does not depend on that."""
+    """Report of an untrained model."""
     file = tmp_path_factory.mktemp("page") / "report.html"
     file.write_text(report_page([report(width=8)], "footer"), encoding="utf-8")
     return file
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_a_page_is_shown_in_every_way(browser: Browser, page: Path, look: str) -> None:
+def test_page_is_shown_in_all_looks(browser: Browser, page: Path, look: str) -> None:
     check(browser, page, **LOOKS[look])
 
 
@@ -80,7 +80,7 @@ def test_charts_take_the_colors_of_the_page(browser: Browser, page: Path) -> Non
     assert colors[0] != colors[1]
 
 
-def test_what_pulled_a_decision_opens_without_a_script(browser: Browser, page: Path) -> None:
+def test_contributions_open_without_scripts(browser: Browser, page: Path) -> None:
     browser.open(page)
     visible = "document.querySelector('.terms').checkVisibility()"
     assert browser.value(visible) is False
@@ -91,28 +91,26 @@ def test_what_pulled_a_decision_opens_without_a_script(browser: Browser, page: P
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Reports and explanations of real runs, and one of all of them."""
+    """Reports and explanations of trained runs, and one report of all of them."""
     folder = tmp_path_factory.mktemp("runs")
     for name in RUNS:
-        made = invoke(
+        trained = invoke(
             *("train", f"digits-{name}", "training.epochs=2", "--report"),
             *("--output", folder / name),
         )
-        assert made.exit_code == 0, made.output
+        assert trained.exit_code == 0, trained.output
         explained = invoke("explain", folder / name, "--samples", 6)
         assert explained.exit_code == 0, explained.output
-    both = folder / "all.html"
+    comparison = folder / "all.html"
     runs = [folder / name for name in RUNS]
-    made = invoke("report", *runs, "--quick", "--output", both)
-    assert made.exit_code == 0, made.output
+    result = invoke("report", *runs, "--quick", "--output", comparison)
+    assert result.exit_code == 0, result.output
     written = [folder / n / f"{p}.html" for n in RUNS for p in ("report", "explanation")]
-    return [*written, both]
+    return [*written, comparison]
 
 
 @pytest.mark.slow
-def test_reports_and_explanations_of_real_runs_are_shown(
-    browser: Browser, pages: list[Path]
-) -> None:
+def test_pages_of_trained_runs_are_shown(browser: Browser, pages: list[Path]) -> None:
     for file in pages:
         for look in ("light", "dark", "phone"):
             check(browser, file, **LOOKS[look])

@@ -1,4 +1,4 @@
-"""Runs read and drawn side by side, from folders made by hand."""
+"""Comparison of runs, in folders written by the tests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_run(
         parts[part] |= changes
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(parts))
-    entries = [{"epoch": at + 1, **line} for at, line in enumerate(lines)]
+    entries = [{"epoch": index + 1, **line} for index, line in enumerate(lines)]
     text = "".join(sealed_json(entry, indent=None) + "\n" for entry in entries)
     if text:
         (folder / "metrics.jsonl").write_text(text)
@@ -53,11 +53,11 @@ def drawn(png: bytes) -> np.ndarray:
 
 
 def pixels_of(picture: np.ndarray, color: str) -> int:
-    rgb = [int(color[place : place + 2], 16) for place in (1, 3, 5)]
+    rgb = [int(color[start : start + 2], 16) for start in (1, 3, 5)]
     return int((np.abs(picture.astype(int) - rgb) < 3).all(axis=2).sum())
 
 
-def test_settings_differ_only_where_the_recipes_do(tmp_path: Path) -> None:
+def test_differing_settings_ignore_equal_values(tmp_path: Path) -> None:
     first = {"model": {"options": {"channels": 8}}, "training": {"clip_norm": 1}}
     second = {
         "data": {"augmentation": [{"shift": {"pixels": 1}}]},
@@ -71,13 +71,13 @@ def test_settings_differ_only_where_the_recipes_do(tmp_path: Path) -> None:
     }
 
 
-def test_sums_and_curves_need_the_numbers_they_are_made_of(tmp_path: Path) -> None:
-    without = line(2.0)
-    del without["cpu_seconds"]
+def test_sums_and_curves_of_missing_metrics_are_empty(tmp_path: Path) -> None:
+    incomplete = line(2.0)
+    del incomplete["cpu_seconds"]
     whole, part = read_runs(
         [
             make_run(tmp_path / "whole", [line(3.0), line(2.0, cpu_seconds=10.0)]),
-            make_run(tmp_path / "part", [line(3.0), without]),
+            make_run(tmp_path / "part", [line(3.0), incomplete]),
         ]
     )
     assert whole.running_total("cpu_seconds") == [30.0, 40.0]
@@ -90,7 +90,7 @@ def test_sums_and_curves_need_the_numbers_they_are_made_of(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "spoiled", ["{}", '{"epoch": "2"}', '{"epoch": 2, "loss": [1]}', "[1]", "["]
 )
-def test_a_line_that_holds_no_numbers_is_left_out(tmp_path: Path, spoiled: str) -> None:
+def test_damaged_lines_of_metrics_are_skipped(tmp_path: Path, spoiled: str) -> None:
     folder = make_run(tmp_path / "run", [line(3.0)])
     if spoiled.startswith("{"):
         spoiled = sealed_json(json.loads(spoiled), indent=None)
@@ -101,7 +101,7 @@ def test_a_line_that_holds_no_numbers_is_left_out(tmp_path: Path, spoiled: str) 
     assert run.as_data()["epochs"] == 1
 
 
-def test_a_last_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
+def test_truncated_last_line_of_metrics_is_skipped(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [line(3.0)])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 2, "lo')
@@ -110,19 +110,19 @@ def test_a_last_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
     assert run.as_data()["epochs"] == 1
 
 
-def test_every_run_has_its_color_in_every_panel(tmp_path: Path) -> None:
-    folders = [make_run(tmp_path / str(at), [line(3.0 + at), line(1.0 + at)]) for at in range(3)]
+def test_runs_have_their_colors_in_all_panels(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / str(i), [line(3.0 + i), line(1.0 + i)]) for i in range(3)]
     picture = drawn(comparison_png(read_runs(folders)))
     for color in COLORS[:3]:
         assert pixels_of(picture, color) > 100
     assert pixels_of(picture, COLORS[3]) == 0
-    # Loss over the epochs, and over time below it: the left third, without the legend.
+    # The left third, without the legend, has loss over epochs above loss over time.
     left = picture[: int(0.9 * len(picture)), : picture.shape[1] // 3]
     for half in np.array_split(left, 2):
         assert all(pixels_of(half, color) > 50 for color in COLORS[:3])
 
 
-def test_panels_are_there_for_what_was_measured(tmp_path: Path) -> None:
+def test_only_measured_quantities_have_panels(tmp_path: Path) -> None:
     bare = [{"loss": 2.0, "accuracy": 0.5}, {"loss": 1.0, "accuracy": 0.6}]
     small = drawn(comparison_png(read_runs([make_run(tmp_path / "bare", bare)])))
     full = [line(2.0, validation_score=0.5), line(1.0, validation_score=0.6)]
@@ -132,24 +132,24 @@ def test_panels_are_there_for_what_was_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 20])
-def test_one_epoch_and_many_runs_can_be_drawn(tmp_path: Path, count: int) -> None:
-    names = [f"a-run-with-a-rather-long-name-{at}" for at in range(count)]
+def test_single_epochs_and_many_runs_can_be_drawn(tmp_path: Path, count: int) -> None:
+    names = [f"a-run-with-a-rather-long-name-{index}" for index in range(count)]
     folders = [make_run(tmp_path / name, [line(2.0)]) for name in names]
     assert pixels_of(drawn(comparison_png(read_runs(folders))), COLORS[0]) > 50
 
 
-def test_the_file_is_the_same_on_every_run(tmp_path: Path) -> None:
+def test_file_is_reproducible(tmp_path: Path) -> None:
     runs = read_runs([make_run(tmp_path / "run", [line(2.0), line(0.1)])])
     assert comparison_png(runs) == comparison_png(runs)
 
 
-def test_a_data_set_that_is_not_registered_here_is_no_obstacle(tmp_path: Path) -> None:
-    foreign = make_run(tmp_path / "foreign", [line(2.0)], {"data": {"name": "of-my-own"}})
+def test_run_with_unregistered_data_set_is_compared(tmp_path: Path) -> None:
+    foreign = make_run(tmp_path / "foreign", [line(2.0)], {"data": {"name": "unregistered"}})
     known = make_run(tmp_path / "known", [line(2.0)])
     assert [run.kind for run in read_runs([foreign, known])] == [None, "classification"]
 
 
-def test_a_stored_evaluation_counts_for_finished_runs(tmp_path: Path) -> None:
+def test_stored_evaluations_are_used_for_finished_runs_only(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [line(2.0)])
     store_evaluation(folder, {"accuracy": 0.75, "mean_iou": float("nan")})
     (unfinished,) = read_runs([folder])
@@ -166,6 +166,6 @@ def test_a_stored_evaluation_counts_for_finished_runs(tmp_path: Path) -> None:
         assert read_runs([folder])[0].evaluation is None
 
 
-def test_nothing_to_compare_is_an_error() -> None:
+def test_no_folders_are_an_error() -> None:
     with pytest.raises(ValueError, match="nothing to compare"):
         read_runs([])

@@ -26,7 +26,7 @@ SMALL = {"opteq-small": {"width": 8}, "deep-opteq-small": {"widths": (4, 8)}}
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_objective_falls_monotonically_along_picard(name: str) -> None:
+def test_objective_decreases_monotonically_along_picard(name: str) -> None:
     convergence = follow_solve(classifier(name, **SMALL[name]), torch.rand(5, 1, 8, 8), picard())
     assert convergence.objective is not None
     assert convergence.objective.dtype == torch.float64
@@ -41,7 +41,7 @@ def test_objective_falls_monotonically_along_picard(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_picard_stays_below_the_proven_residual(name: str) -> None:
+def test_picard_residual_is_below_the_proven_bound(name: str) -> None:
     convergence = follow_solve(classifier(name, **SMALL[name]), torch.rand(5, 1, 8, 8), picard())
     proven = convergence.proven_residual()
     assert proven is not None
@@ -51,7 +51,7 @@ def test_picard_stays_below_the_proven_residual(name: str) -> None:
     assert (convergence.residual[-1] < 1e-4 * convergence.residual[0]).all()
 
 
-def test_residual_is_that_of_the_objective() -> None:
+def test_residual_equals_that_of_the_objective() -> None:
     model = classifier("opteq-small", width=8).double().eval()
     images = torch.rand(4, 1, 8, 8, dtype=torch.float64)
     convergence = follow_solve(model, images, picard())
@@ -61,7 +61,7 @@ def test_residual_is_that_of_the_objective() -> None:
     torch.testing.assert_close(convergence.residual, expected.detach())
 
 
-def test_following_leaves_the_model_alone() -> None:
+def test_follow_solve_does_not_change_the_model() -> None:
     model = classifier("opteq-small", width=8)
     follow_solve(model, torch.rand(2, 1, 8, 8), picard())
     assert model.training
@@ -80,7 +80,7 @@ def test_three_layers_have_an_inclusion_and_no_objective() -> None:
     assert "no objective exists" in model_formula(model).reading
 
 
-def test_rising_objective_is_seen() -> None:
+def test_increasing_objective_is_detected() -> None:
     values = torch.tensor([[1.0], [0.5], [0.6]], dtype=torch.float64)
     rising = Convergence("Picard", torch.tensor([3]), values, values, values[1], 0.5)
     assert not rising.objective_falls
@@ -97,6 +97,6 @@ def test_rising_objective_is_seen() -> None:
         ("geq-small", {}, "exp(−γ‖"),
     ],
 )
-def test_every_model_has_its_formula(name: str, options: dict[str, object], piece: str) -> None:
+def test_formula_matches_the_model(name: str, options: dict[str, object], piece: str) -> None:
     formula = model_formula(classifier(name, **options))
     assert piece in formula.objective + formula.equilibrium

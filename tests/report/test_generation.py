@@ -1,4 +1,4 @@
-"""Samples and reconstructions of a generator: where images have no classes, and by recipe."""
+"""Samples and reconstructions of a generator."""
 
 from __future__ import annotations
 
@@ -40,54 +40,56 @@ def experiment(data: str, **task: Any) -> Experiment:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"), [("bare-digits", "turned"), ("digits", "trained on digits")]
+    ("data", "features"), [("bare-digits", "rotations"), ("digits", "trained on digits")]
 )
-def test_the_fid_needs_no_classes(data: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fid_does_not_need_classes(
+    data: str, features: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("equilibria.report.generation.FEATURE_IMAGES", 200)
-    found, *_ = generate(experiment(data), torch.device("cpu"), samples=8, latents=30, images=20)
-    assert found.features is not None
-    assert told in found.features
-    assert found.sample_fid is not None
-    assert found.sample_fid > 0
-    (by_search,) = found.reconstructions
+    result, *_ = generate(experiment(data), torch.device("cpu"), samples=8, latents=30, images=20)
+    assert result.features is not None
+    assert features in result.features
+    assert result.sample_fid is not None
+    assert result.sample_fid > 0
+    (by_search,) = result.reconstructions
     assert by_search.fid is not None
 
 
-def test_the_recipe_chooses_the_density() -> None:
+def test_density_is_that_of_the_recipe_by_default() -> None:
     own = {"name": "vae-gmm", "hidden": 16, "codes": 4, "steps": 20, "components": 3}
     options: dict[str, Any] = {"samples": 8, "latents": 30, "images": 20, "judge": False}
     device = torch.device("cpu")
-    found, *_ = generate(experiment("digits", density=own), device, **options)
-    assert found.density == "vae-gmm"
-    found, *_ = generate(experiment("digits", density=own), device, density="gmm", **options)
-    assert found.density == "gmm"
+    result, *_ = generate(experiment("digits", density=own), device, **options)
+    assert result.density == "vae-gmm"
+    result, *_ = generate(experiment("digits", density=own), device, density="gmm", **options)
+    assert result.density == "gmm"
     with pytest.raises(ValueError, match="no option 'width'"):
         experiment("digits", density={"name": "vae-gmm", "width": 3})
     with pytest.raises(ValueError, match="density must be one of"):
         experiment("digits", density="flow")
 
 
-def test_latents_that_are_known_are_not_searched_again() -> None:
-    """They give the same samples with fewer steps; as many as are asked for, or they do not do."""
-    one = experiment("digits")
-    images, _ = one.training.fetch(evenly_spread(one.training, 30))
-    known = latents_of(one.model, one.task, images)
-    told: dict[str, list[tuple[str, int, int]]] = {"searched": [], "known": [], "too few": []}
+def test_known_latents_are_not_searched_again() -> None:
+    """Known latents give the same samples in fewer steps, if there are enough of them."""
+    run = experiment("digits")
+    images, _ = run.training.fetch(evenly_spread(run.training, 30))
+    known = latents_of(run.model, run.task, images)
+    steps: dict[str, list[tuple[str, int, int]]] = {"searched": [], "known": [], "too few": []}
     sheets = {}
     for name, given in (("searched", None), ("known", known), ("too few", known[:20])):
         _, sheets[name], _ = generate(
-            one,
+            run,
             torch.device("cpu"),
             samples=8,
             latents=30,
             images=20,
             judge=False,
             known=given,
-            on_step=lambda *step, name=name: told[name].append(step),
+            on_step=lambda *step, name=name: steps[name].append(step),
         )
     searched, test = "latents of training images", "latents of test images"
-    assert told["searched"] == told["too few"] == [(searched, 0, 2), (test, 1, 2)]
-    assert told["known"] == [(test, 0, 1)]
+    assert steps["searched"] == steps["too few"] == [(searched, 0, 2), (test, 1, 2)]
+    assert steps["known"] == [(test, 0, 1)]
     for name in ("known", "too few"):
         for row, other in zip(sheets[name].rows, sheets["searched"].rows, strict=True):
             torch.testing.assert_close(row.images, other.images)

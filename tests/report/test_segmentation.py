@@ -1,4 +1,4 @@
-"""Drawn segmentations: the colors of a panel say what they should."""
+"""Drawn segmentations: colors of the panels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def drawn(png: bytes) -> np.ndarray:
 
 
 def pixels_of(picture: np.ndarray, color: tuple[float, float, float]) -> int:
-    """How many pixels have this color, outside of the legend below."""
+    """Return the number of pixels of a color, without the legend at the bottom."""
     near = np.abs(picture[: int(0.88 * len(picture))] - 255 * np.array(color)) < 1.5
     return int(near.all(axis=2).sum())
 
@@ -32,7 +32,7 @@ def example() -> tuple[Tensor, Tensor, Tensor]:
     return images, labels, labels.clone()
 
 
-def test_classes_fill_their_share_of_truth_and_prediction() -> None:
+def test_panels_show_true_and_predicted_classes() -> None:
     images, labels, predictions = example()
     predictions[:, 15:] = 1
     picture = drawn(segmentation_png(images, labels, predictions, NAMES, opacity=1.0))
@@ -44,7 +44,7 @@ def test_classes_fill_their_share_of_truth_and_prediction() -> None:
     assert pixels_of(picture, WRONG) / first == pytest.approx(0.25 / 0.75, rel=0.05)
 
 
-def test_a_right_prediction_has_no_errors() -> None:
+def test_correct_prediction_has_no_errors() -> None:
     images, labels, predictions = example()
     picture = drawn(segmentation_png(images, labels, predictions, NAMES))
     assert pixels_of(picture, WRONG) == 0
@@ -70,31 +70,31 @@ def test_opacity_shows_the_image_below() -> None:
     assert pixels_of(drawn(clear), color) == 0
 
 
-def test_many_grey_images_of_many_classes_make_one_picture() -> None:
+def test_picture_has_one_row_per_image() -> None:
     names = [f"class {index}" for index in range(19)]
     labels = torch.arange(19).repeat(3, 12, 2)
     images = torch.rand(3, 1, *labels.shape[1:])
-    one = drawn(segmentation_png(images[:1], labels[:1], labels[:1], names))
+    single = drawn(segmentation_png(images[:1], labels[:1], labels[:1], names))
     three = drawn(segmentation_png(images, labels, labels, names))
-    assert three.shape[0] > 1.5 * one.shape[0]
-    assert three.shape[1] == one.shape[1]
+    assert three.shape[0] > 1.5 * single.shape[0]
+    assert three.shape[1] == single.shape[1]
 
 
-def test_the_file_is_the_same_on_every_run() -> None:
+def test_file_is_reproducible() -> None:
     assert segmentation_png(*example(), NAMES) == segmentation_png(*example(), NAMES)
 
 
 @pytest.mark.parametrize("count", [3, 12, 30])
-def test_colors_are_distinct_and_none_is_that_of_errors(count: int) -> None:
+def test_colors_of_classes_and_errors_are_distinct(count: int) -> None:
     colors = torch.tensor([*distinct_colors(count), WRONG])
     assert len(colors) == count + 1
-    apart = torch.pdist(colors)
-    assert float(apart.min()) > 0.05
+    distances = torch.pdist(colors)
+    assert float(distances.min()) > 0.05
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_wrong_arguments_are_errors() -> None:
     images, labels, predictions = example()
-    with pytest.raises(ValueError, match="labels and predictions of shape"):
+    with pytest.raises(ValueError, match="labels and predictions must have shape"):
         segmentation_png(images, labels[:, 1:], predictions, NAMES)
     with pytest.raises(ValueError, match="1 or 3"):
         segmentation_png(images[:, :2], labels, predictions, NAMES)

@@ -1,4 +1,4 @@
-"""Sheets: every image in its place, with its name."""
+"""Sheets: positions and labels of images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pixels(sheet: Sheet) -> np.ndarray:
 
 
 def texts_inside(figure: Any) -> list[str]:
-    """The texts, each seen to be inside the sheet and beside all images."""
+    """Return the texts, after checking that each is inside the sheet and covers no image."""
     width, height = figure.bbox.width, figure.bbox.height
     boxes = [image.get_window_extent() for image in figure.images]
     for text in figure.texts:
@@ -36,14 +36,14 @@ def texts_inside(figure: Any) -> list[str]:
 
 @pytest.mark.parametrize("rows", [1, 2, 12])
 @pytest.mark.parametrize("size", [(8, 8), (28, 28), (9, 60), (80, 11), (700, 500)])
-def test_rows_columns_and_psnrs_are_named(rows: int, size: tuple[int, int]) -> None:
+def test_sheet_has_labels_titles_and_psnrs(rows: int, size: tuple[int, int]) -> None:
     images = torch.rand(3, 1 if rows > 1 else 3, *size)
     sheet = Sheet(
         [
             SheetRow("original", images),
             *(
-                compared(f"restored by method {at}", images.sqrt(), images)
-                for at in range(rows - 1)
+                compared(f"restored by method {index}", images.sqrt(), images)
+                for index in range(rows - 1)
             ),
         ],
         ["cat", "one & only $x$", "a class with a very long name, longer than its image"],
@@ -61,16 +61,15 @@ def test_rows_columns_and_psnrs_are_named(rows: int, size: tuple[int, int]) -> N
     assert max(sides) <= MOST_SIDE
 
 
-def test_an_image_is_drawn_as_it_is() -> None:
-    """By a whole factor, without a pixel between its own."""
+def test_small_images_are_enlarged_by_an_integer_factor() -> None:
     image = torch.linspace(0, 1, 64).reshape(1, 1, 8, 8)
     picture = pixels(Sheet([SheetRow("", image)]))
     expected = (image[0, 0] * 255).round().to(torch.uint8).numpy().repeat(9, 0).repeat(9, 1)
-    found = picture[6 : 6 + 72, 6 : 6 + 72]
-    assert (found == expected[..., None]).all()
+    part = picture[6 : 6 + 72, 6 : 6 + 72]
+    assert (part == expected[..., None]).all()
 
 
-def test_what_is_no_image_is_said_so() -> None:
+def test_nan_images_are_gray_and_have_no_psnr() -> None:
     images = torch.rand(2, 1, 8, 8)
     broken = images.clone()
     broken[1] = torch.nan
@@ -81,19 +80,19 @@ def test_what_is_no_image_is_said_so() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 4, 4), (0, 1, 4, 4), (1, 4, 4)])
-def test_other_than_images_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="gray or colored"):
+def test_wrong_shapes_are_errors(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="1 or 3"):
         Sheet([SheetRow("", torch.zeros(shape))])
-    with pytest.raises(ValueError, match="not none"):
+    with pytest.raises(ValueError, match="got none"):
         Sheet([])
 
 
-def test_the_file_is_the_same_on_every_run() -> None:
+def test_file_is_reproducible() -> None:
     sheet = Sheet([SheetRow("数字", torch.ones(1, 1, 4, 4), ["1.0 dB"])], ["ꙮ"], "हिन्दी")
     assert sheet.png() == sheet.png()
 
 
-def test_columns_have_the_names_of_classes_where_there_are_some() -> None:
+def test_titles_are_class_names_if_there_are_classes() -> None:
     def data(names: tuple[str, ...], **options: Any) -> DataSet:
         split = Split(torch.zeros(2, 1, 4, 4), torch.zeros(2, dtype=torch.long))
         return DataSet("mine", split, split, names, **options)

@@ -1,4 +1,4 @@
-"""What all pictures share: type, ticks, units, names that are too long."""
+"""Style of figures: fonts, ticks, units, and long names."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def ticks(along: str, axis: Figure) -> list[str]:
         figure.draw_without_rendering()
     low, high = sorted(getattr(axis, f"get_{along}lim")())
     chosen = getattr(axis, f"{along}axis")
-    places = zip(chosen.get_majorticklocs(), chosen.get_majorticklabels(), strict=True)
-    return [label.get_text() for place, label in places if low <= place <= high]
+    labels = zip(chosen.get_majorticklocs(), chosen.get_majorticklabels(), strict=True)
+    return [label.get_text() for value, label in labels if low <= value <= high]
 
 
-def test_any_script_is_drawn_without_a_warning() -> None:
+def test_all_scripts_are_drawn_without_warnings() -> None:
     with drawing():
         figure = Figure(layout="constrained")
         figure.subplots().set_title(SCRIPTS)
     with Image.open(io.BytesIO(figure_png(figure))) as image:
         assert image.mode == "RGB"
     texts = [e for e in ElementTree.fromstring(figure_svg(figure)).iter() if e.text == SCRIPTS]
-    assert len(texts) == 1, "text is text"
+    assert len(texts) == 1, "text must remain text"
 
 
 @pytest.mark.parametrize("last", [0, 1, 2, 3, 7, 60, 4321])
-def test_counts_are_whole_numbers(last: int) -> None:
+def test_ticks_of_counts_are_integers(last: int) -> None:
     axis = Figure().subplots()
     axis.plot(range(last + 1), [1.0] * (last + 1), marker="o")
     count_along(axis, "epoch")
@@ -65,7 +65,7 @@ def test_counts_are_whole_numbers(last: int) -> None:
         ((1e-7, 1), ["$\\mathdefault{10^{-6}}$", "$\\mathdefault{10^{0}}$"]),
     ],
 )
-def test_logarithmic_ticks_are_read_at_once(
+def test_logarithmic_ticks_are_plain_numbers(
     values: tuple[float, float], expected: list[str]
 ) -> None:
     axis = Figure().subplots()
@@ -76,7 +76,7 @@ def test_logarithmic_ticks_are_read_at_once(
     assert len(shown) <= 8
 
 
-def test_large_numbers_are_short() -> None:
+def test_large_ticks_have_unit_prefixes() -> None:
     axis = Figure().subplots()
     axis.plot([1, 2], [0, 2_000_000])
     plain_axis(axis)
@@ -84,18 +84,18 @@ def test_large_numbers_are_short() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "name"), [(0.5, "ms"), (90, "s"), (500, "min"), (8000, "h")])
-def test_times_have_a_unit_that_fits(seconds: float, name: str) -> None:
+def test_time_unit_fits_the_duration(seconds: float, name: str) -> None:
     unit, chosen = time_unit(seconds)
     assert chosen == name
     assert 1 < seconds / unit < 600
 
 
-def test_no_two_series_of_many_look_alike() -> None:
-    looks = {tuple(sorted(series(place).items())) for place in range(4 * len(COLORS))}
+def test_many_series_look_different() -> None:
+    looks = {tuple(sorted(series(index).items())) for index in range(4 * len(COLORS))}
     assert len(looks) == 4 * len(COLORS)
 
 
-def test_long_names_keep_to_their_place() -> None:
+def test_long_names_are_wrapped_and_shortened() -> None:
     assert wrapped("one two three", 8) == "one two\nthree"
     assert wrapped("JIIO-MDEQ-100 and others", 14) == "JIIO-MDEQ-100\nand others"
     cut = wrapped("word " * 50, 20, lines=2)

@@ -139,8 +139,8 @@ def test_a_model_of_one_size_says_so(folder: Path, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert [Path(f["file"]).name for f in json.loads(result.stdout)] == ["8.png"]
     said = " ".join(result.stderr.split())
-    assert "20.png is 20×20 pixels, and ae-conv was trained for 8×8 alone" in said
-    assert "--resize restores a framed copy" in said
+    assert "20.png has 20×20 pixels, but ae-conv needs 8×8" in said
+    assert "use --resize to restore a copy" in said
     (found,) = restored(run, large, "--resize", "--output", tmp_path / "resized")
     assert read(found["restored"]).shape == (1, 8, 8)
 
@@ -149,7 +149,9 @@ def test_what_a_network_cannot_be_told_is_refused(equilibrium: Path, tmp_path: P
     file = save(clean(16, 16), tmp_path / "image.png")
     result = invoke("restore-run", equilibrium, file, "--sigma", 0.1, "--output", tmp_path / "out")
     assert result.exit_code == 2
-    assert "noise is for --simulate, or for generators" in " ".join(result.output.split())
+    assert "noise can only be changed with --simulate, or for generators" in " ".join(
+        result.output.split()
+    )
     assert not (tmp_path / "out").exists()
     options = ("--simulate", "--sigma", 0.1, "--output", tmp_path / "out")
     (found,) = restored(equilibrium, file, *options)
@@ -171,10 +173,10 @@ def test_a_mask_has_the_size_of_its_picture(folder: Path, tmp_path: Path) -> Non
     wrong = save(hidden[:, :20], tmp_path / "wrong.png")
     result = invoke("restore-run", run, file, "--mask", wrong, "--output", tmp_path / "wrong")
     assert result.exit_code == 1
-    assert "a mask has the size of its picture" in " ".join(result.output.split())
+    assert "a mask must have the size of the image" in " ".join(result.output.split())
     none = invoke("restore-run", run, file, "--output", tmp_path / "none")
     assert none.exit_code == 2
-    assert "Give --mask an image" in " ".join(none.output.split())
+    assert "inpaint needs --mask" in " ".join(none.output.split())
 
 
 def test_a_flat_folder_of_pictures_trains_a_denoiser(tmp_path: Path) -> None:

@@ -50,17 +50,17 @@ def test_a_photograph_as_it_is(photo: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--noise", "0"], "a noise of zero"),
-        (["--task", "inpaint"], "which pixels are missing"),
-        (["--task", "paint"], "deblur, demosaic, denoise, inpaint, poisson, superres, not 'paint'"),
+        (["--noise", "0"], "--noise must be positive"),
+        (["--task", "inpaint"], "inpaint needs --mask"),
+        (["--task", "paint"], "deblur, demosaic, denoise, inpaint, poisson, superres, got 'paint'"),
         (["--task", "deblur", "--blur", "30"], "beyond a picture"),
         (["--task", "demosaic"], "one number a pixel"),
         (["--strength", "0"], "strength must be positive"),
         (["--engine", "adam"], "No such option: --engine"),
-        (["--blur", "2"], "--blur is for --task deblur, not for denoise"),
-        (["--task", "demosaic", "--factor", "2"], "--factor is for --task superres, not for"),
-        (["--mask", "{mask}"], "it is for --task inpaint"),
-        (["--task", "inpaint", "--mask", "{mask}"], "hides every pixel, or none"),
+        (["--blur", "2"], "--blur is for --task deblur, not denoise"),
+        (["--task", "demosaic", "--factor", "2"], "--factor is for --task superres, not"),
+        (["--mask", "{mask}"], "--mask is for --task inpaint"),
+        (["--task", "inpaint", "--mask", "{mask}"], "is all white"),
     ],
 )
 def test_bad_options_are_explained(

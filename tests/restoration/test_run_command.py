@@ -203,8 +203,8 @@ def test_pictures_do_not_overwrite_images_or_each_other(generator: Path, tmp_pat
         (["--task", "scratch"], "unknown damage 'scratch'"),
         (["--window", "0.1"], "has no window: name another --task"),
         (["--task", "denoise", "--window", "3"], "damage 'denoise'"),
-        (["--task", "inpaint"], "Give --mask an image"),
-        (["--task", "denoise", "--mask", "DIGIT"], "it is for --task inpaint"),
+        (["--task", "inpaint"], "inpaint needs --mask"),
+        (["--task", "denoise", "--mask", "DIGIT"], "--mask is for --task inpaint"),
         (["--task", "superres", "--factor", "3", "--simulate"], "divisible by"),
         (["--task", "denoise", "--engine", "newton"], "unknown engine 'newton'"),
     ],
@@ -267,7 +267,7 @@ def test_a_prior_draws_latents_to_those_of_training(
         misfits.append(sum(f["misfit"] for f in found))
     assert misfits[0] < misfits[2] > misfits[1]
     for refused, said in (
-        ([generator, digits[0], "--task", "inpaint"], "latents that a run of a generator"),
+        ([generator, digits[0], "--task", "inpaint"], "has no stored latents"),
         ([run, digits[0], "--task", "inpaint", "--prior", -1], "weight must be positive"),
     ):
         result = invoke("restore-run", *refused, *([] if "--prior" in refused else ["--prior", 1]))
@@ -278,9 +278,9 @@ def test_a_prior_draws_latents_to_those_of_training(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name image files or folders to restore, or --test"),
-        (["digit.png", "--test", "3"], "one of both"),
-        (["--test", "3", "--resize"], "test images are undamaged"),
+        ([], "give either image files or folders to restore, or --test"),
+        (["digit.png", "--test", "3"], "give either image files"),
+        (["--test", "3", "--resize"], "not for --test"),
     ],
 )
 def test_what_is_restored_is_said_once(restorer: Path, arguments: list[str], message: str) -> None:
@@ -297,7 +297,7 @@ def test_an_image_that_cannot_be_read_is_left_out(
     names = (digits[0], spoiled, digits[1])
     result = invoke("restore-run", restorer, *names, "--output", tmp_path / "drawn", "--json")
     assert result.exit_code == 1
-    assert f"1 of 3 images were left out: {spoiled}" in " ".join(result.stderr.split())
+    assert f"1 of 3 images were skipped: {spoiled}" in " ".join(result.stderr.split())
     found = json.loads(result.stdout)
     assert [image["file"] for image in found] == [str(path) for path in digits]
     assert all(Path(image["restored"]).is_file() for image in found)

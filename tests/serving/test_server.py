@@ -345,5 +345,5 @@ def test_accepted_host_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert "example.org" not in hosts("0.0.0.0", None)
     assert "--name" in capsys.readouterr().out
     for invalid in ("*", "http://example.org", "example.org:8000", ""):
-        with pytest.raises(ValueError, match="not the name of a host"):
+        with pytest.raises(ValueError, match="not a host name"):
             hosts("0.0.0.0", [invalid])

@@ -68,7 +68,7 @@ def test_a_task_without_classes_has_nothing_to_predict(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"")
     result = invoke("predict", tmp_path / "run", tmp_path / "a.png")
     assert result.exit_code == 2
-    assert "has no classes to predict" in " ".join(result.output.split())
+    assert "needs a run that predicts classes" in " ".join(result.output.split())
 
 
 def test_the_named_task_is_the_one_that_follows_from_the_data(tmp_path: Path) -> None:

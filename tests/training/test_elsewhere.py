@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_one_sentence(run: Path) -> None:
             eq.evaluate(run, name)
     alone = invoke("evaluate", run, "corrupted=fog")
     assert alone.exit_code == 2
-    assert "name them with --data" in alone.output
+    assert "give its name with --data" in alone.output
     wrong = invoke("evaluate", run, "--data", "digits", "severity=3")
     assert wrong.exit_code == 2
     assert "severity" in wrong.output
@@ -130,4 +130,4 @@ def test_what_does_not_fit_is_one_sentence(run: Path) -> None:
 def test_classes_of_other_names_are_compared_by_their_order(run: Path) -> None:
     result = invoke("evaluate", run, "--data", "digits-renamed")
     assert result.exit_code == 0, result.output
-    assert "their order counts" in result.output
+    assert "matched by order" in result.output

@@ -35,6 +35,36 @@ class Certificate:
     what float64 computes from those). The norm bounds are computed from the weights, and rounding
     is accounted for.
 
+    Attributes:
+        contraction: Upper bound q on the Lipschitz constant of the map, shape (B,); ∞ if none is
+            known.
+        unique: Whether there is exactly one equilibrium, shape (B,).
+        residual: ‖T(y) − y‖ at the state y that the model computed, shape (B,).
+        error: Upper bound on ‖T(y) − y*‖, shape (B,), in the variables of the hidden objective if
+            there is one.
+        contraction_error: q‖T(y) − y‖/(1 − q), shape (B,), in the variables of the state; ∞ if q
+            is not known to be less than 1.
+        convexity_error: ‖∂G‖/m, shape (B,), with m the modulus of strong convexity, in the
+            variables of G; ∞ if no m > 0 is known.
+        prediction: Class at T(y), shape (B,); −1 if its logits are not finite.
+        certified_class: Whether the exact equilibrium has that class and the model predicts it,
+            shape (B,).
+        margin: Logit of the predicted class minus the logit of every class, shape (B, classes).
+        margin_error: Upper bound on the distance of each margin from its value at the exact
+            equilibrium, shape (B, classes).
+        radius: Certified radius in L2, in pixel values, shape (B,): no closer image has another
+            class. 0 if nothing is certified.
+        radii: The radius by each bound, by name: global, weighted, and with `refine` pattern
+            (`radii.py`).
+        radius_linf: Certified radius in L∞, shape (B,): no image whose pixels all differ by less
+            has another class. 0 if nothing is certified. At least `radius`/√n for n pixels times
+            channels; larger if the stem is affine (`radii.py`).
+        checks: Quantities that vanish at an equilibrium, by name (`checks.py`): stationarity ‖∂G‖,
+            the Fenchel gap, by how much σ fails to be firmly nonexpansive, and for a Deep OptEq
+            the residual of Theorem 2's inclusion. For MOptEqs also the quotient of both sides of
+            Proposition 2, at least 1.
+        reasons: Why a sample has no certified class or no radius; empty if it has both.
+
     Examples:
         >>> images = eq.data.load_digits().test.images[:2]
         >>> certificate = eq.certify(eq.load("digits-certified"), images)
@@ -43,38 +73,20 @@ class Certificate:
     """
 
     contraction: Tensor
-    """Upper bound q of the Lipschitz constant of the map; ∞ if none is known."""
     unique: Tensor
-    """Whether there is exactly one equilibrium."""
     residual: Tensor
-    """‖T(y) − y‖ at the state y that the model computed."""
     error: Tensor
-    """Upper bound of ‖T(y) − y*‖, in the variables of the hidden objective if there is one."""
     contraction_error: Tensor
-    """q‖T(y) − y‖/(1 − q), in the variables of the state; ∞ if nothing is known."""
     convexity_error: Tensor
-    """‖∂G‖/m, m the modulus of strong convexity, in the variables of G; ∞ if nothing is known."""
     prediction: Tensor
-    """Class at T(y); −1 if there is none."""
     certified_class: Tensor
-    """Whether the exact equilibrium has that class, and the model predicts it."""
     margin: Tensor
-    """Logit of that class minus the logit of every class, (samples, classes)."""
     margin_error: Tensor
-    """Upper bound on the distance of each margin from that at the exact equilibrium."""
     radius: Tensor
-    """No image that is closer (in L2, in pixels) has another class; 0 if nothing is known."""
     radii: dict[str, Tensor]
-    """The radius by each bound: global, weighted, and with `refine` pattern (`radii.py`)."""
     radius_linf: Tensor
-    """No image whose pixels all differ by less than this has another class; 0 if nothing is known.
-    At least `radius`/√n for n pixels times channels; larger if the stem is affine (`radii.py`)."""
     checks: dict[str, Tensor]
-    """Quantities that vanish at an equilibrium (`checks.py`): stationarity ‖∂G‖, the Fenchel gap,
-    by how much σ fails to be firmly nonexpansive, and for a Deep OptEq the residual of Theorem 2's
-    inclusion. For MOptEqs also the quotient of both sides of Proposition 2, at least 1."""
     reasons: list[str] = field(default_factory=list)
-    """Why a sample has no certified class, or no radius; empty if it has both."""
 
     def __len__(self) -> int:
         return len(self.contraction)
@@ -85,13 +97,16 @@ class Certificate:
         return float(self.certified_class.double().mean()) if len(self) else 0.0
 
     def gains(self) -> dict[str, float]:
-        """Median factor by which the radius of each bound exceeds the global one."""
-        sure = self.radii[GLOBAL] > 0 if GLOBAL in self.radii else self.certified_class[:0]
-        if not bool(sure.any()):
+        """Return the median factor by which the radius of each bound exceeds the global one.
+
+        Returns:
+            Factors by name of the bound; empty if no sample has a global radius.
+        """
+        has_radius = self.radii[GLOBAL] > 0 if GLOBAL in self.radii else self.certified_class[:0]
+        if not bool(has_radius.any()):
             return {}
-        quotients = {
-            name: radius[sure] / self.radii[GLOBAL][sure] for name, radius in self.radii.items()
-        }
+        reference = self.radii[GLOBAL][has_radius]
+        quotients = {name: radius[has_radius] / reference for name, radius in self.radii.items()}
         return {name: float(quotient.median()) for name, quotient in quotients.items()}
 
     @classmethod
@@ -108,21 +123,21 @@ class Certificate:
             ValueError: If there is no certificate to join.
         """
         if not certificates:
-            raise ValueError("there is nothing to join: no batch was certified")
+            raise ValueError("join needs at least one certificate, got an empty sequence")
 
-        def together(name: str) -> Any:
-            values = [getattr(one, name) for one in certificates]
+        def joined(name: str) -> Any:
+            values = [getattr(certificate, name) for certificate in certificates]
             if isinstance(values[0], Tensor):
                 return torch.cat(values)
             if isinstance(values[0], dict):
                 return {key: torch.cat([value[key] for value in values]) for key in values[0]}
             return [item for value in values for item in value]
 
-        return cls(**{f.name: together(f.name) for f in fields(cls)})
+        return cls(**{f.name: joined(f.name) for f in fields(cls)})
 
 
 class NoCertificateError(ValueError):
-    """Nothing about the model can be certified; the message says why."""
+    """Raised if nothing about a model can be certified; the message gives the reason."""
 
 
 Progress: TypeAlias = Callable[[Sequence[Any]], Iterable[Any]]
@@ -138,6 +153,10 @@ class SolvedBatch:
     prediction and its certificate. A certificate holds for any state: one that is far from the
     equilibrium, or of other images, only proves less.
 
+    Attributes:
+        solutions: One solution per equilibrium layer, in the order in which the model applies them.
+        logits: Output of the model for these equilibria, shape (B, classes).
+
     Examples:
         >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
         >>> certify = eq.certificates.certifier(model, images.shape[1:])
@@ -149,9 +168,7 @@ class SolvedBatch:
     """
 
     solutions: tuple[Solution, ...]
-    """One per equilibrium layer, in the order in which the model applies them."""
     logits: Tensor
-    """Output of the model for these equilibria, (samples, classes)."""
 
     @property
     def solution(self) -> Solution:
@@ -179,8 +196,8 @@ class Certifier(Protocol):
     """An object that certifies batches of images of one shape; `certifier` returns it.
 
     Examples:
-        >>> by = eq.certificates.certifier(eq.load("digits-opteq"), (1, 8, 8))
-        >>> by.can_refine
+        >>> certify = eq.certificates.certifier(eq.load("digits-opteq"), (1, 8, 8))
+        >>> certify.can_refine
         True
     """
 
@@ -192,11 +209,21 @@ class Certifier(Protocol):
     def __call__(
         self, images: Tensor, *, refine: bool = False, progress: Progress = iter
     ) -> Certificate:
-        """Return `judge(images, solve(images))`; the arguments are those of `certify`."""
+        """Certify a batch: `judge(images, solve(images))`.
+
+        Args:
+            images: Batch of images, shape (B, channels, height, width).
+            refine: As for `certify`.
+            progress: As for `certify`.
+        """
         ...
 
     def solve(self, images: Tensor) -> SolvedBatch:
-        """Compute the equilibria and the logits of a batch, in evaluation mode."""
+        """Compute the equilibria and the logits of a batch, in evaluation mode.
+
+        Args:
+            images: Batch of images, shape (B, channels, height, width).
+        """
         ...
 
     def judge(
@@ -207,7 +234,14 @@ class Certifier(Protocol):
         refine: bool = False,
         progress: Progress = iter,
     ) -> Certificate:
-        """Certify the predictions of a batch that has been solved already."""
+        """Certify the predictions of a batch that has been solved already.
+
+        Args:
+            images: Batch of images, shape (B, channels, height, width).
+            solved: Result of `solve` for these images.
+            refine: As for `certify`.
+            progress: As for `certify`.
+        """
         ...
 
     def exit(self) -> Exit:
@@ -222,7 +256,7 @@ class Certifier(Protocol):
         """Return constants that hold for every image.
 
         Raises:
-            NoCertificateError: If no bound of the margins is known.
+            NoCertificateError: If no bound on the margins is known.
         """
         ...
 
@@ -252,8 +286,8 @@ def certifier(model: nn.Module, image_shape: tuple[int, ...]) -> Certifier:
         [1.0, 1.0]
     """
     raise NoCertificateError(
-        f"a {type(model).__name__} has no equilibrium: certificates are for models with a "
-        "stem, an equilibrium layer and a head"
+        f"{type(model).__name__} cannot be certified, because it has no equilibrium layer: pass a "
+        "model with a stem, an equilibrium layer and a head"
     )
 
 
@@ -265,16 +299,15 @@ def certify(
     For each image, bounds the error of the computed equilibrium and the largest perturbation that
     provably cannot change the predicted class. The model solves as it is set up (use
     `with eq.solving(model, tolerance=1e-3)` for another tolerance); the certificate is computed in
-    float64 from the state that it found.
+    float64 from the state that the solve returns.
 
     Args:
         model: Classifier with an equilibrium layer.
         images: Batch of images, shape (B, channels, height, width), pixels in [0, 1].
         refine: Also compute radii by the activation pattern of each image, which are larger and
-            cost dozens of evaluations of the map per image. Only images whose answer this can
-            change are refined: those with a certified class and a radius, as long as the radius can
-            still grow by more than 1 % (`radii.WORTHWHILE`). Classes and error bars do not depend
-            on it.
+            cost dozens of evaluations of the map per image. Only images with a certified class
+            and a positive radius are refined, as long as the radius can grow by more than 1 %
+            (`radii.MIN_RADIUS_GAIN`). Classes and error bars do not depend on it.
         progress: Wraps the sequence of batches that are refined, to show a progress bar, for
             example `rich.progress.track`.
 
@@ -287,15 +320,15 @@ def certify(
 
     Examples:
         >>> images = eq.data.load_digits().test.images[:3]
-        >>> found = eq.certify(eq.load("digits-certified"), images)
-        >>> found.certified_class, (found.radius > 0.1).all()
+        >>> certificate = eq.certify(eq.load("digits-certified"), images)
+        >>> certificate.certified_class, (certificate.radius > 0.1).all()
         (tensor([True, True, True]), tensor(True))
     """
-    by = certifier(model, tuple(images.shape[1:]))
-    return by(images, refine=refine, progress=progress)
+    prepared = certifier(model, tuple(images.shape[1:]))
+    return prepared(images, refine=refine, progress=progress)
 
 
 def check_shape(images: Tensor, shape: tuple[int, ...]) -> None:
     """Raise a ValueError if images are not of this shape."""
     if tuple(images.shape[1:]) != shape:
-        raise ValueError(f"expected images of shape {shape}, not {tuple(images.shape)}")
+        raise ValueError(f"expected images of shape {shape}, got {tuple(images.shape[1:])}")

@@ -1,4 +1,4 @@
-"""Quantities that vanish at an equilibrium: they prove nothing, but reveal a mistake."""
+"""Quantities that vanish at an equilibrium. They prove nothing, but reveal mistakes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PERTURBATION = 0.01
 
 
 def probe_noise(layout: Layout, device: torch.device) -> tuple[Tensor, ...]:
-    """Return noise in the shapes of a state, the same in every call, to probe σ with."""
+    """Return noise in the shapes of a state, to probe σ; the same in every call."""
     generator = torch.Generator().manual_seed(0)
     return tuple(
         torch.randn(shape, generator=generator, dtype=torch.float64).to(device) for shape in layout
@@ -27,7 +27,7 @@ def probe_noise(layout: Layout, device: torch.device) -> tuple[Tensor, ...]:
 
 
 def fenchel_gap(form: EnergyForm, preactivation: State) -> Tensor:
-    """Compute 1ᵀ[S*(y) + S(a) − ay] of each sample, y = σ(a)."""
+    """Compute 1ᵀ[S*(y) + S(a) − ay] per sample, y = σ(a)."""
     sigma = form.cell.activation
     pairs = zip(state_tensors(form.image), state_tensors(preactivation), strict=True)
     gaps = [
@@ -68,7 +68,7 @@ def proposition_two(
         image: State of the hidden objective.
 
     Returns:
-        The quotient of each sample, at least 1; ∞ if the right side is not positive.
+        The quotient per sample, at least 1; ∞ if the right side is not positive.
     """
     pulled = path.pull_back_to_feature(flat_rows(image)).view(feature.shape)
     ends: list[tuple[State, Tensor, Context]] = []

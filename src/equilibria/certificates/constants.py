@@ -1,4 +1,4 @@
-"""Proven constants of a model that hold for every image, for an exported program to carry."""
+"""Constants of a certificate that hold for every image, to store in an exported program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def certificate_constants(model: nn.Module, image_shape: tuple[int, ...]) -> dic
         - `image_shape`: the shape.
         - `contraction`: q of each equilibrium layer; T(y) is at most q·r/(1 − q) from the
           equilibrium. None where no q < 1 is known.
-        - `margin_error`: [k][j], times r the largest error of that margin.
+        - `margin_error`: [k][j]; times r it bounds the error of that margin.
         - `margin_slope`: [k][j], Lipschitz constant of that margin in the pixels (L2): an image
           whose margins all exceed their errors keeps its class within
           min_j (margin − margin_error·r)/margin_slope.
@@ -49,51 +49,51 @@ def certificate_constants(model: nn.Module, image_shape: tuple[int, ...]) -> dic
     limits = contraction_limits(model, image_shape)
     known: dict[str, Any] = {"image_shape": list(image_shape), "contraction": limits}
     try:
-        found = certifier(model, tuple(image_shape)).constants()
+        constants = certifier(model, tuple(image_shape)).constants()
     except NoCertificateError as error:
         return known | {"why_not": str(error)}
-    known["margin_error"] = found.margin_error.tolist()
-    if found.margin_slope is None:
-        return known | {"why_not": found.why_no_slope}
-    return known | {"margin_slope": found.margin_slope.tolist()}
+    known["margin_error"] = constants.margin_error.tolist()
+    if constants.margin_slope is None:
+        return known | {"why_not": constants.why_no_slope}
+    return known | {"margin_slope": constants.margin_slope.tolist()}
 
 
 @torch.no_grad()
-def layer_constants(by: PreparedModel) -> MarginConstants:
+def layer_constants(prepared: PreparedModel) -> MarginConstants:
     """Compute the constants of a model with one equilibrium layer.
 
     Args:
-        by: The model, prepared.
+        prepared: The prepared model.
 
     Returns:
-        The bound of the early exit, and the global bound of the steepness.
+        The bound of the early exit, and the global bound on the steepness.
 
     Raises:
         NoCertificateError: If the model has no early exit.
     """
-    _, early = layer_criterion(by)
-    cell, context = by.cell, by.cell.at.context
+    _, early = layer_criterion(prepared)
+    cell, context = prepared.cell, prepared.cell.at.context
     q, entering = cell.contraction(context), cell.input_lipschitz(context)
-    if by.stem is None or entering is None or q is None or float(q.max()) >= 1:
-        why = by.no_radius or "no Lipschitz constant in the image is known"
+    if prepared.stem is None or entering is None or q is None or float(q.max()) >= 1:
+        why = prepared.no_radius or "no Lipschitz constant in the image is known"
         return MarginConstants(early.bound.slope, why_no_slope=why)
     limit = q.max().double() * (1 + NORM_SLACK)
-    slope = global_steepness(early.direction, limit, entering.max() * by.stem.lipschitz())
+    slope = global_steepness(early.direction, limit, entering.max() * prepared.stem.lipschitz())
     return MarginConstants(early.bound.slope, slope * (1 + NORM_SLACK))
 
 
 def contraction_limits(model: nn.Module, image_shape: tuple[int, ...]) -> list[float | None]:
-    """Return a proven q < 1 for each equilibrium layer, or None where none is known."""
+    """Return a proven q < 1 for each equilibrium layer, or None if none is known."""
     exact = copy.deepcopy(model).double().eval()  # no twin, which would share its hooks
-    found: list[float | None] = []
+    limits: list[float | None] = []
 
-    def note(layer: EquilibriumLayer, inputs: tuple[Any, ...]) -> None:
+    def record(layer: EquilibriumLayer, inputs: tuple[Any, ...]) -> None:
         bound = layer.contraction_bound(inputs[0])
         q = 1.0 if bound is None else float(bound.max()) * (1 + NORM_SLACK)
-        found.append(q if q < 1 else None)
+        limits.append(q if q < 1 else None)
 
     for part in exact.modules():
         if isinstance(part, EquilibriumLayer):
-            part.register_forward_pre_hook(note)
+            part.register_forward_pre_hook(record)
     exact(torch.zeros(1, *image_shape, dtype=torch.float64))
-    return found
+    return limits

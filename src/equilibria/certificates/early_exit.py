@@ -1,4 +1,4 @@
-"""Early exit: solving until the class is certain, and no longer.
+"""Early exit: a solve stops as soon as the class is certain.
 
 `CertifiedExit` wraps a model. For a model with one equilibrium layer, `CertifiedClass` stops each
 sample of the solve, with the bound of `margins.py` in the model's own arithmetic.
@@ -17,7 +17,7 @@ from equilibria.certificates.certificate import NoCertificateError, certifier
 from equilibria.certificates.facts import largest
 from equilibria.certificates.margins import MarginBound, Margins
 from equilibria.certificates.prepared import PreparedModel
-from equilibria.certificates.states import READING, flat_rows, readout
+from equilibria.certificates.states import ROUNDINGS_PER_NUMBER, flat_rows, readout
 from equilibria.certificates.stem import StemBounds, UnboundedError
 from equilibria.context import Context, State
 from equilibria.context.state import Packing
@@ -26,8 +26,8 @@ from equilibria.equilibrium import solving
 from equilibria.operators.rounding import NORM_SLACK, accumulated, unit_roundoff
 from equilibria.solvers import Descent, Iterate, Solution, StoppingCriterion
 
-COARSE = 1e-3
-"""The relative error of a sum over a state above which sums are taken in float64."""
+MAX_SUM_ERROR = 1e-3
+"""Largest relative error of a sum over a state; above it, sums are computed in float64."""
 FEATURE, FEATURE_ERROR = "feature size", "feature error"
 
 
@@ -46,6 +46,9 @@ class CertifiedExit(nn.Module):
     Raises:
         NoCertificateError: If no class of the model can be certain before the end of a solve.
 
+    Attributes:
+        certified: Whether the class is certain, for each sample of the last batch.
+
     Examples:
         >>> images = eq.data.load_digits().test.images[:2]
         >>> quick = eq.certificates.CertifiedExit(eq.load("digits-opteq"), images.shape[1:])
@@ -58,8 +61,7 @@ class CertifiedExit(nn.Module):
         self.model = model
         self._exit = certifier(model, tuple(image_shape)).exit()
         self.certified = torch.zeros(0, dtype=torch.bool)
-        """Whether the class is certain, for each sample of the last batch."""
-        self._seen = self._certain = 0
+        self._count = self._certain = 0
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -70,19 +72,24 @@ class CertifiedExit(nn.Module):
     @property
     def share_certified(self) -> float:
         """Share of all samples so far whose class is certain."""
-        return self._certain / max(self._seen, 1)
+        return self._certain / max(self._count, 1)
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of a batch, each solved until its class is certain.
+
+        Args:
+            images: Batch of images, shape (B, channels, height, width).
+        """
         logits, self.certified = self._exit(images)
-        self._seen += len(self.certified)
+        self._count += len(self.certified)
         self._certain += int(self.certified.sum())
         return logits
 
 
 @dataclass(frozen=True, eq=False)
 class CertifiedClass(StoppingCriterion):
-    """A sample stops as soon as its class is certain, or at the tolerance.
+    """Criterion that stops a sample as soon as its class is certain, or at the tolerance.
 
     A class is certain if every margin over another class exceeds its error (`margins.py`), with the
     residual ‖T(y) − y‖ and the rounding of T.
@@ -93,10 +100,10 @@ class CertifiedClass(StoppingCriterion):
         offset: Offset of each class.
         bound: Error of each margin, (classes, classes).
         direction: ‖readout_k − readout_j‖.
-        rounding: Rounding error of the map, in the type it computes in.
+        rounding: Rounding error of the map in the floating-point type of the model.
         unit: Unit roundoff of that type.
-        feature: Norm of the layer's input, of each sample.
-        feature_error: Rounding error of the layer's input, of each sample.
+        feature: Norm of the layer's input, per sample.
+        feature_error: Rounding error of the layer's input, per sample.
     """
 
     tolerance: float
@@ -136,9 +143,9 @@ class CertifiedClass(StoppingCriterion):
     ) -> Tensor:
         numbers = image.shape[1]
         summed = accumulated(2 * numbers + 8, self.unit)
-        # Norms are taken in the type of the map, logits in float64 where that would be too coarse.
-        image = image if summed < COARSE else image.double()
-        reading = 2 * accumulated(READING * numbers, unit_roundoff(image.dtype))
+        # Norms use the type of the map; logits use float64 if that type is not precise enough.
+        image = image if summed < MAX_SUM_ERROR else image.double()
+        reading = 2 * accumulated(ROUNDINGS_PER_NUMBER * numbers, unit_roundoff(image.dtype))
         logits = (image @ packing.pack(self.readout).to(image).T).double() + self.offset
         best = logits.argmax(dim=1)
         residual = absolute.double() * (1 + summed)
@@ -156,12 +163,12 @@ class LayerExit:
 
     model: Any
     stem: StemBounds
-    """Bounds of the stem in the model's type."""
+    """Bounds on the stem in the model's type."""
     criterion: CertifiedClass
     """The criterion, for no sample yet."""
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits, and for which images the class is certain."""
+        """Return the logits, and whether the class of each image is certain."""
         model = self.model
         features = self.stem.run(images)
         solver = model.layer.solver
@@ -177,42 +184,44 @@ class LayerExit:
 
 
 @torch.no_grad()
-def layer_criterion(by: PreparedModel) -> tuple[StemBounds, CertifiedClass]:
-    """Prepare the early exit of a model, in the type that it computes in.
+def layer_criterion(prepared: PreparedModel) -> tuple[StemBounds, CertifiedClass]:
+    """Prepare the early exit of a model, in the floating-point type of the model.
 
     Args:
-        by: The model, prepared.
+        prepared: The prepared model.
 
     Returns:
         The bounds of the stem, and the stopping criterion, for no sample yet.
 
     Raises:
-        NoCertificateError: If no class can be certain, or the rounding of the model is not bounded.
+        NoCertificateError: If no class can be certain, or no bound on the rounding of the model is
+            known.
     """
-    if by.no_class:
-        raise NoCertificateError(f"no certificate, because {by.no_class}")
-    model, exact = by.model, by.exact
+    if prepared.no_class:
+        raise NoCertificateError(f"no certificate, because {prepared.no_class}")
+    model, exact = prepared.model, prepared.exact
     unit = _unit(model)
     normalize = getattr(model, "normalize", None)
     try:
-        stem = StemBounds.of(model.stem, exact.stem, normalize, by.shape, unit)
+        stem = StemBounds.of(model.stem, exact.stem, normalize, prepared.shape, unit)
     except UnboundedError as error:
         raise NoCertificateError(f"no certificate in {_name(model)}, because {error}") from None
-    cell, at = by.cell.cell, by.cell.at
-    rounding = by.cell.rounding(model.layer.cell, unit)
+    cell, at = prepared.cell.cell, prepared.cell.at
+    rounding = prepared.cell.rounding(model.layer.cell, unit)
     if rounding is None:
         raise NoCertificateError(
-            f"no certificate, because the rounding of {type(cell).__name__} is not bounded"
+            f"no certificate, because no bound on the rounding error of {type(cell).__name__} is "
+            "known"
         )
     rows, offset = readout(cell, exact.head, at.state, at.context)
     flat = flat_rows(rows)
     direction = torch.linalg.vector_norm(flat[:, None] - flat[None], dim=2) * (1 + NORM_SLACK)
-    bound = _bound_by_convexity(by, direction)
+    bound = _bound_by_convexity(prepared, direction)
     if bound is None or not bound.is_known:
-        bound = _bound_by_contraction(by, direction, rows)
+        bound = _bound_by_contraction(prepared, direction, rows)
     if not bound.is_known:
         raise NoCertificateError(
-            "no certificate, because no bound of the norms makes the equilibrium unique: bound "
+            "no certificate, because no bound on the norms makes the equilibrium unique: bound "
             "them with norm='bound'"
         )
     nothing = torch.zeros(0)
@@ -229,35 +238,35 @@ def layer_criterion(by: PreparedModel) -> tuple[StemBounds, CertifiedClass]:
     )
 
 
-def _bound_by_contraction(by: PreparedModel, direction: Tensor, rows: State) -> MarginBound:
+def _bound_by_contraction(prepared: PreparedModel, direction: Tensor, rows: State) -> MarginBound:
     """Bound margins at T(y) by the Lipschitz constant of the map."""
-    bound = by.cell.contraction(by.cell.at.context)
+    bound = prepared.cell.contraction(prepared.cell.at.context)
     q = torch.inf if bound is None or bound.numel() > 1 else largest(bound)
-    along = by.cell.margin_lipschitz(rows)
+    along = prepared.cell.margin_lipschitz(rows)
     return MarginBound.by_contraction(direction, direction.new_tensor(q), along)
 
 
-def _bound_by_convexity(by: PreparedModel, direction: Tensor) -> MarginBound | None:
+def _bound_by_convexity(prepared: PreparedModel, direction: Tensor) -> MarginBound | None:
     """Bound margins at T(y) by the hidden objective.
 
-    T(y) is the equilibrium of an input that is off by s = ∇E(T(y)) − ∇E(y), besides what is rounded
-    in ∇E: s is a subgradient of G at T(y), and ‖s‖ is at most a Lipschitz constant times the
-    residual. Where z is iterated, s = W(z − T(z)) at the exact T(z), and rounding moves z itself.
+    Up to the rounding of ∇E, T(y) is the equilibrium of an input that is off by
+    s = ∇E(T(y)) − ∇E(y). s is a subgradient of G at T(y), and ‖s‖ is at most a Lipschitz constant
+    times the residual. If z is iterated, s = W(z − T(z)) at the exact T(z), and rounding moves z.
     """
-    objective, reading = by.objective, by.reading
-    if objective is None or reading is None or not by.cell.is_plain:
+    objective, reading = prepared.objective, prepared.reading
+    if objective is None or reading is None or not prepared.cell.is_plain:
         return None
-    steepness = by.cell.gradient_lipschitz(objective)
+    steepness = prepared.cell.gradient_lipschitz(objective)
     concavity = objective.concavity(objective.form.context)
     is_shared = concavity is not None and concavity.numel() == 1
-    is_own = objective.form.cell is by.cell.cell
+    is_own = objective.form.cell is prepared.cell.cell
     is_resolved = reading.pairs.resolved is not None
     if steepness is None or not is_shared or not (is_own or is_resolved):
         return None
     convexity = direction.new_tensor(1 - largest(concavity))
     form = reading.pairs.of_all().form
-    own = reading.pairs.of_all().direction if not is_own else direction
-    per_input = MarginBound.by_convexity(own, convexity, form)
+    lengths = reading.pairs.of_all().direction if not is_own else direction
+    per_input = MarginBound.by_convexity(lengths, convexity, form)
     slope = per_input.slope * steepness
     return MarginBound(slope, per_input.blur if is_own else slope + direction)
 
@@ -266,14 +275,14 @@ def _unit(model: nn.Module) -> float:
     """Return the unit roundoff of the model's type.
 
     Raises:
-        NoCertificateError: If its convolutions may not be plain sums of products in that type.
+        NoCertificateError: If convolutions in that type need not be plain sums of products.
     """
     parameter = next(model.parameters())
     place, dtype = parameter.device.type, parameter.dtype
     if dtype not in (torch.float32, torch.float64) or (place != "cpu" and dtype == torch.float32):
         raise NoCertificateError(
-            f"no certificate in {_name(model)} on {place}, where convolutions may not be plain "
-            "sums of products: use float32 on the CPU, or model.double()"
+            f"no certificate in {_name(model)} on {place}, because convolutions there need not be "
+            "plain sums of products: use float32 on the CPU, or model.double()"
         )
     if torch.get_float32_matmul_precision() != "highest":
         raise NoCertificateError(

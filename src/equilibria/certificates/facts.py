@@ -181,7 +181,7 @@ class CellFacts:
         return None
 
     def inclusion(self, image: State, context: Context) -> Tensor | None:
-        """Residual of an inclusion that the equilibrium solves, of each sample, or None."""
+        """Residual of an inclusion that the equilibrium solves, per sample, or None."""
         return None
 
 

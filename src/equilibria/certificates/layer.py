@@ -3,9 +3,10 @@
 `judge` follows the order of the proof:
 
 1. `_locate` evaluates the map at the computed state, in float64.
-2. `_errors` bounds how far that is from the exact equilibrium.
+2. `_errors` bounds the distance to the exact equilibrium.
 3. `_margins` bounds the error of each margin (`margins.py`), which decides the class.
-4. `_radii` divides what is left of each margin by its steepness (`radii.py`, `stem.py`).
+4. `_radii` subtracts the error from each margin and divides by its steepness (`radii.py`,
+   `stem.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from equilibria.certificates.facts import UNIT, per_sample
 from equilibria.certificates.margins import ClassDifferences, MarginBound, Margins
 from equilibria.certificates.prepared import PreparedModel, Reading
 from equilibria.certificates.radii import (
-    RIVALS,
+    NEAREST_CLASSES,
     Entry,
     Pattern,
     Radii,
@@ -41,7 +42,7 @@ from equilibria.certificates.radii import (
     radii_by_convexity,
     within_linf,
 )
-from equilibria.certificates.states import READING, flat_rows, norms
+from equilibria.certificates.states import ROUNDINGS_PER_NUMBER, flat_rows, norms
 from equilibria.certificates.stem import L2, LINF, ImageNorm
 from equilibria.context import Context, State
 from equilibria.context.state import map_state
@@ -54,9 +55,9 @@ from equilibria.models.base import EquilibriumModel, predicted_classes
 from equilibria.operators.rounding import NORM_SLACK, accumulated
 from equilibria.solvers._cpu import sample_blocks
 
-JUDGED = 8
-"""Memory for judging a sample in float64, where convolutions lay out their windows, in units of
-what a solve takes: blocks of samples are smaller by this factor, to stay in the cache."""
+JUDGE_MEMORY_FACTOR = 8
+"""Memory for judging a sample, in units of the memory of a solve. Convolutions in float64 unfold
+their windows. Blocks of samples are smaller by this factor to stay in the cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +73,11 @@ class Located:
     image: State
     """T(y)."""
     input_error: Tensor
-    """Rounding error of the stem, of each sample."""
+    """Rounding error of the stem, per sample."""
 
     @property
     def variables(self) -> State:
-        """Variables that logits are read off: those of the objective, or T(y)."""
+        """Variables of which the logits are an affine function: those of the objective, or T(y)."""
         return self.image if self.form is None else self.form.image
 
 
@@ -95,7 +96,7 @@ class ConvexityFacts:
 
 @dataclass(frozen=True, eq=False)
 class Errors:
-    """How far the computed states are from the exact equilibria."""
+    """Bounds on the distance of the computed states from the exact equilibria."""
 
     contraction: Tensor
     """q."""
@@ -109,9 +110,9 @@ class Errors:
 
 @dataclass(frozen=True, eq=False)
 class LayerCertifier:
-    """Certify batches of images of one shape, for a model with one equilibrium layer."""
+    """Certifier of a model with one equilibrium layer, for images of one shape."""
 
-    by: PreparedModel
+    prepared: PreparedModel
 
     @classmethod
     def of(cls, model: EquilibriumModel, image_shape: tuple[int, ...]) -> LayerCertifier:
@@ -121,8 +122,8 @@ class LayerCertifier:
     @property
     def can_refine(self) -> bool:
         """Whether radii by activation patterns are known for this model."""
-        reading = self.by.reading
-        return reading is not None and reading.units is not None and self.by.stem is not None
+        reading = self.prepared.reading
+        return reading is not None and reading.units is not None and self.prepared.stem is not None
 
     def __call__(
         self, images: Tensor, *, refine: bool = False, progress: Progress = iter
@@ -133,8 +134,8 @@ class LayerCertifier:
     @torch.no_grad()
     def solve(self, images: Tensor) -> SolvedBatch:
         """Compute the equilibria and the logits of a batch, in evaluation mode."""
-        check_shape(images, self.by.shape)
-        model, was_training = self.by.model, self.by.model.training
+        check_shape(images, self.prepared.shape)
+        model, was_training = self.prepared.model, self.prepared.model.training
         model.eval()
         try:
             solution = model.solve(images)
@@ -144,11 +145,11 @@ class LayerCertifier:
 
     def exit(self) -> Exit:
         """Return the solve that stops each image when its class is certain."""
-        return LayerExit(self.by.model, *layer_criterion(self.by))
+        return LayerExit(self.prepared.model, *layer_criterion(self.prepared))
 
     def constants(self) -> MarginConstants:
         """Return constants that hold for every image."""
-        return layer_constants(self.by)
+        return layer_constants(self.prepared)
 
     @torch.no_grad()
     def judge(
@@ -163,59 +164,64 @@ class LayerCertifier:
 
         Args:
             images: The batch.
-            solved: What the model computed for it (`solve`).
+            solved: Result of `solve` for the same images.
             refine: As for `certify`.
             progress: As for `certify`.
 
         Returns:
             The same as a call with these images.
         """
-        check_shape(images, self.by.shape)
-        state, said = solved.solution.state, predicted_classes(solved.logits)
-        couples = self.by.exact.layer.couples_batch
-        blocks = [slice(0, len(images))] if couples else sample_blocks(state, copies=JUDGED)
+        check_shape(images, self.prepared.shape)
+        state, predicted = solved.solution.state, predicted_classes(solved.logits)
+        couples = self.prepared.exact.layer.couples_batch
+        blocks = (
+            [slice(0, len(images))] if couples else sample_blocks(state, copies=JUDGE_MEMORY_FACTOR)
+        )
         parts = [
-            self._certificate(self._locate(images, solved, rows), said[rows]) for rows in blocks
+            self._certificate(self._locate(images, solved, rows), predicted[rows])
+            for rows in blocks
         ]
-        found = Certificate.join(parts)
-        if not refine or not self.can_refine or WEIGHTED not in found.radii:
-            return found
-        radius = found.radii[WEIGHTED].clone()
-        can_change = (found.radius > 0).nonzero().flatten()
+        certificate = Certificate.join(parts)
+        if not refine or not self.can_refine or WEIGHTED not in certificate.radii:
+            return certificate
+        radius = certificate.radii[WEIGHTED].clone()
+        can_change = (certificate.radius > 0).nonzero().flatten()
         states = map_state(lambda tensor: tensor[can_change], state)
-        blocks = sample_blocks(states, copies=2 * RIVALS) if len(can_change) else []
+        blocks = sample_blocks(states, copies=2 * NEAREST_CLASSES) if len(can_change) else []
         for block in progress(blocks):
             rows = can_change[block]
             radius[rows] = self._pattern_radius(self._locate(images, solved, rows))
-        radii = {**found.radii, PATTERN: radius}
-        best = torch.maximum(found.radius, radius)
-        linf = torch.maximum(found.radius_linf, within_linf(best, images[0].numel()))
-        return replace(found, radii=radii, radius=best, radius_linf=linf)
+        radii = {**certificate.radii, PATTERN: radius}
+        best = torch.maximum(certificate.radius, radius)
+        linf = torch.maximum(certificate.radius_linf, within_linf(best, images[0].numel()))
+        return replace(certificate, radii=radii, radius=best, radius_linf=linf)
 
     def _locate(self, images: Tensor, solved: SolvedBatch, rows: slice | Tensor) -> Located:
         """Evaluate the map at the states of some samples."""
         images = images[rows].double()
-        cell = self.by.cell.cell
+        cell = self.prepared.cell.cell
         state = map_state(lambda tensor: tensor[rows].double(), solved.solution.state)
-        inputs = as_inputs(self.by.exact.injected(images))
+        inputs = as_inputs(self.prepared.exact.injected(images))
         context = cell.inject(*inputs)
-        if capabilities.refresh_until(cell) or self.by.cell.has_moving_signs:
-            # Signs and scales that a solve keeps are those of the model's own solve.
-            own = solved.solution.context.keep(rows)
-            wide = (t.double() if t.is_floating_point() else t for t in own.tensors())
-            context = own.replace(list(wide))
-        form = None if self.by.objective is None else self.by.cell.form(state, context)
-        if form is not None and form.cell is cell and self.by.cell.is_plain:
+        if capabilities.refresh_until(cell) or self.prepared.cell.has_moving_signs:
+            # Use the signs and scales that the model's own solve froze.
+            solve_context = solved.solution.context.keep(rows)
+            wide = (t.double() if t.is_floating_point() else t for t in solve_context.tensors())
+            context = solve_context.replace(list(wide))
+        form = None if self.prepared.objective is None else self.prepared.cell.form(state, context)
+        if form is not None and form.cell is cell and self.prepared.cell.is_plain:
             image = form.image
         else:
             image = cell.step(state, context)
-        return Located(images, inputs, state, context, form, image, self.by.stem_error(images))
+        return Located(
+            images, inputs, state, context, form, image, self.prepared.stem_error(images)
+        )
 
     def _errors(self, at: Located) -> Errors:
-        """Bound how far T(y) is from the exact equilibrium."""
-        q = per_sample(self.by.cell.contraction(at.context), at.images)
+        """Bound the distance of T(y) from the exact equilibrium."""
+        q = per_sample(self.prepared.cell.contraction(at.context), at.images)
         residual = distance_per_sample(at.state, at.image)
-        rounding = _rounding(self.by.rounding, at.context, at.state, at)
+        rounding = _rounding(self.prepared.rounding, at.context, at.state, at)
         bound = MarginBound.by_contraction(torch.ones_like(q)[:, None], q[:, None])
         by_contraction = bound.error(residual, rounding)[:, 0]
         by_convexity, convex = torch.full_like(q, torch.inf), None
@@ -226,7 +232,7 @@ class LayerCertifier:
         return Errors(q, residual, rounding, by_contraction, by_convexity, convex)
 
     def _convexity(self, form: EnergyForm, at: Located) -> ConvexityFacts:
-        assert self.by.objective is not None
+        assert self.prepared.objective is not None
         sigma = form.cell.activation
         preactivation = form.cell.energy.descent(form.image, form.context)
         pulls = map_state(
@@ -235,17 +241,17 @@ class LayerCertifier:
         return ConvexityFacts(
             preactivation=preactivation,
             pull=norms(pulls),
-            rounding=_rounding(self.by.gradient_rounding, form.context, form.image, at),
-            convexity=1 - per_sample(self.by.objective.concavity(form.context), at.images),
+            rounding=_rounding(self.prepared.gradient_rounding, form.context, form.image, at),
+            convexity=1 - per_sample(self.prepared.objective.concavity(form.context), at.images),
         )
 
-    def _certificate(self, at: Located, said: Tensor) -> Certificate:
+    def _certificate(self, at: Located, predicted: Tensor) -> Certificate:
         """Certify some samples, without radii by the activation pattern."""
         errors = self._errors(at)
         error = errors.by_contraction if at.form is None else errors.by_convexity
-        if at.form is not None and at.form.cell is self.by.cell.cell:
+        if at.form is not None and at.form.cell is self.prepared.cell.cell:
             error = torch.minimum(errors.by_contraction, errors.by_convexity)
-        nothing = at.images.new_zeros(len(said), 0)
+        nothing = at.images.new_zeros(len(predicted), 0)
         certificate = Certificate(
             contraction=errors.contraction,
             unique=(errors.contraction < 1) | errors.by_convexity.isfinite(),
@@ -253,19 +259,19 @@ class LayerCertifier:
             error=error,
             contraction_error=errors.by_contraction,
             convexity_error=errors.by_convexity,
-            prediction=said,
-            certified_class=torch.zeros_like(said, dtype=torch.bool),
+            prediction=predicted,
+            certified_class=torch.zeros_like(predicted, dtype=torch.bool),
             margin=nothing,
             margin_error=nothing,
             radius=torch.zeros_like(errors.residual),
             radii={},
             radius_linf=torch.zeros_like(errors.residual),
             checks=self._checks(at, errors),
-            reasons=[f"no certificate, because {self.by.no_class}"] * len(said),
+            reasons=[f"no certificate, because {self.prepared.no_class}"] * len(predicted),
         )
-        if self.by.reading is None:
+        if self.prepared.reading is None:
             return certificate
-        return self._with_class(certificate, at, errors, self.by.reading)
+        return self._with_class(certificate, at, errors, self.prepared.reading)
 
     def _checks(self, at: Located, errors: Errors) -> dict[str, Tensor]:
         checks = {}
@@ -273,16 +279,21 @@ class LayerCertifier:
             a = errors.convex.preactivation
             checks["stationarity"] = errors.convex.pull
             checks["fenchel_gap"] = fenchel_gap(at.form, a)
-            checks["firmness"] = firmness(at.form, a, self.by.noise)
-            if self.by.cell.coupling is not None and not self.by.no_class:
-                assert self.by.objective is not None
-                assert self.by.path is not None
+            checks["firmness"] = firmness(at.form, a, self.prepared.noise)
+            if self.prepared.cell.coupling is not None and not self.prepared.no_class:
+                assert self.prepared.objective is not None
+                assert self.prepared.path is not None
                 (feature,) = at.inputs
                 checks["proposition_2"] = proposition_two(
-                    *(self.by.exact.layer, self.by.cell, self.by.objective, self.by.path),
+                    *(
+                        self.prepared.exact.layer,
+                        self.prepared.cell,
+                        self.prepared.objective,
+                        self.prepared.path,
+                    ),
                     *(feature, at.form.image),
                 )
-        inclusion = self.by.cell.inclusion(at.image, at.context)
+        inclusion = self.prepared.cell.inclusion(at.image, at.context)
         return checks if inclusion is None else {**checks, "inclusion": inclusion}
 
     def _with_class(
@@ -290,9 +301,9 @@ class LayerCertifier:
     ) -> Certificate:
         logits, margins, differences = self._margins(at, errors, reading)
         is_finite = logits.isfinite().all(dim=1)
-        said = certificate.prediction
-        safe = margins.are_certain & is_finite
-        certified = safe & (said == margins.best)
+        predicted = certificate.prediction
+        is_certain = margins.are_certain & is_finite
+        certified = is_certain & (predicted == margins.best)
         known = self._radii(at, errors, margins, differences)
         radii = {
             name: torch.where(certified, radius, 0.0) for name, radius in known.by_bound.items()
@@ -301,9 +312,9 @@ class LayerCertifier:
         linf = torch.zeros_like(radius)
         if reading.pairs_linf is not None:
             differences = reading.pairs_linf.of(margins.best)
-            found = self._radii(at, errors, margins, differences, LINF).by_bound
-            linf = torch.where(certified, found.get(WEIGHTED, linf), 0.0)
-        facts = (safe, said, margins.best, certificate.unique, radius)
+            linf_radii = self._radii(at, errors, margins, differences, LINF).by_bound
+            linf = torch.where(certified, linf_radii.get(WEIGHTED, linf), 0.0)
+        facts = (is_certain, predicted, margins.best, certificate.unique, radius)
         samples = zip(*(fact.tolist() for fact in facts), strict=True)
         return replace(
             certificate,
@@ -335,7 +346,7 @@ class LayerCertifier:
             along = None if reading.along is None else reading.along[best] * (1 + NORM_SLACK)
             bound = MarginBound.by_contraction(direction, errors.contraction[:, None], along)
             error = bound.error(errors.residual, errors.rounding)
-        rounded = accumulated(8 * READING * image.shape[1], UNIT)
+        rounded = accumulated(8 * ROUNDINGS_PER_NUMBER * image.shape[1], UNIT)
         error = error + rounded * (direction * norms(image)[:, None] + logits.abs())
         return logits, Margins.of(logits, error), differences
 
@@ -347,39 +358,39 @@ class LayerCertifier:
         differences: ClassDifferences,
         norm: ImageNorm = L2,
     ) -> Radii:
-        """Compute the radius by each bound that is known, besides the activation pattern."""
-        if self.by.stem is None:
-            return Radii({}, why_none=self.by.no_radius)
+        """Compute the radius by each known bound except the activation pattern."""
+        if self.prepared.stem is None:
+            return Radii({}, why_none=self.prepared.no_radius)
         if errors.convex is None:
-            bound = self.by.cell.input_lipschitz(at.context)
+            bound = self.prepared.cell.input_lipschitz(at.context)
             if bound is None:
                 return Radii({})
-            entering = per_sample(bound, at.images) * self.by.stem.lipschitz(norm)
-            along = None if self.by.reading is None else self.by.reading.along
+            entering = per_sample(bound, at.images) * self.prepared.stem.lipschitz(norm)
+            along = None if self.prepared.reading is None else self.prepared.reading.along
             along = None if along is None else along[margins.best]
             q = errors.contraction
             return radii_by_contraction(margins, differences.direction, q, entering, along)
         entry = self._entry(at, norm)
         if entry is None:
             return Radii({}, why_none="a scale of its energy (γ) depends on the image")
-        assert self.by.objective is not None
+        assert self.prepared.objective is not None
         assert at.form is not None
-        curvature = per_sample(self.by.objective.curvature(at.form.context), at.images)
+        curvature = per_sample(self.prepared.objective.curvature(at.form.context), at.images)
         return radii_by_convexity(margins, differences, entry, curvature, errors.convex.convexity)
 
     def _entry(self, at: Located, norm: ImageNorm = L2) -> Entry | None:
-        """How the image enters the hidden objective, or None if ‖U‖ is not known."""
-        if self.by.objective is None or self.by.path is None or at.form is None:
+        """Return how the image enters the hidden objective, or None if ‖U‖ is not known."""
+        if self.prepared.objective is None or self.prepared.path is None or at.form is None:
             return None
-        entering = self.by.objective.input_lipschitz(at.form.context)
+        entering = self.prepared.objective.input_lipschitz(at.form.context)
         if entering is None:
             return None
-        path = self.by.path.in_norm(norm)
+        path = self.prepared.path.in_norm(norm)
         return Entry(path, per_sample(entering, at.images) * path.lipschitz)
 
     def _pattern_radius(self, at: Located) -> Tensor:
         """Compute radii by the activation pattern of each sample."""
-        reading, errors, entry = self.by.reading, self._errors(at), self._entry(at)
+        reading, errors, entry = self.prepared.reading, self._errors(at), self._entry(at)
         assert reading is not None
         assert entry is not None
         _, margins, differences = self._margins(at, errors, reading)
@@ -402,22 +413,22 @@ certifier.register(EquilibriumModel, LayerCertifier.of)
 
 
 def _rounding(bound: Rounding | None, context: Context, state: State, at: Located) -> Tensor:
-    """Rounding error of each sample, ∞ if no bound is known."""
+    """Rounding error per sample, ∞ if no bound is known."""
     if bound is None:
         return torch.full_like(at.input_error, torch.inf)
     return bound.at(context, norms(state), norms(at.inputs), at.input_error)
 
 
 def _reason(
-    safe: bool, said: int, best: int, unique: bool, radius: float, *, no_radius: str
+    is_certain: bool, predicted: int, best: int, unique: bool, radius: float, *, no_radius: str
 ) -> str:
-    """Say why a sample has no certified class or no radius; empty if it has both."""
+    """Return why a sample has no certified class or no radius; empty if it has both."""
     if not unique:
-        why = "no bound of the norms makes the equilibrium unique: use norm='bound'"
-    elif not safe:
+        why = "no bound on the norms makes the equilibrium unique: use norm='bound'"
+    elif not is_certain:
         why = "the error bar is wider than the margin: lower the tolerance"
-    elif said != best:
-        why = f"the model says class {said}, and its exact equilibrium {best}"
+    elif predicted != best:
+        why = f"the model predicts class {predicted}, but its exact equilibrium has class {best}"
     else:
         missing = no_radius or "no Lipschitz constant in the image is known"
         return "" if radius > 0 else f"no radius, because {missing}"

@@ -1,4 +1,4 @@
-"""How far a computed margin can be from that at the exact equilibrium.
+"""Bounds on the distance of a computed margin from that at the exact equilibrium.
 
 A margin is the difference of two logits. Where logits are ⟨row_k, y⟩ + offset_k, the margin of
 class k over class j is read along the direction g = row_k − row_j. Every bound here has one form,
@@ -39,8 +39,8 @@ from equilibria.operators.rounding import NORM_SLACK
 class MarginBound:
     """The error of margins as a function of the residual and of the rounding error.
 
-    The last dimension is that of the rival classes. The first one is that of the samples, or that
-    of the predicted classes for a bound that holds for every sample (`of`).
+    The last dimension runs over the other classes. The first one runs over the samples, or over the
+    predicted classes if the bound holds for every sample (`of`).
     """
 
     slope: Tensor
@@ -102,7 +102,7 @@ class MarginBound:
         return MarginBound(self.slope[classes], self.blur[classes])
 
     def widened(self) -> MarginBound:
-        """Enlarge the bound by what computing it in float64 may round off."""
+        """Enlarge the bound by the rounding error of computing it in float64."""
         return MarginBound(self.slope * (1 + NORM_SLACK), self.blur * (1 + NORM_SLACK))
 
     @property
@@ -122,11 +122,11 @@ class Margins:
     error: Tensor
     """Upper bound on the error of each margin."""
     is_own: Tensor
-    """Where a class is the largest one itself."""
+    """Mask of the class with the largest logit, (samples, classes)."""
 
     @classmethod
     def of(cls, logits: Tensor, error: Tensor) -> Margins:
-        """Read the margins off logits."""
+        """Compute the margins from logits."""
         best = logits.argmax(dim=1)
         margin = logits.gather(1, best[:, None]) - logits
         is_own = torch.zeros_like(margin, dtype=torch.bool).scatter(1, best[:, None], True)
@@ -134,26 +134,26 @@ class Margins:
 
     @property
     def are_certain(self) -> Tensor:
-        """For which samples every margin exceeds its error, so that the class is certain."""
+        """Whether every margin of a sample exceeds its error, so that the class is certain."""
         return ((self.margin > self.error) | self.is_own).all(dim=1)
 
     def radius(self, steepness: Tensor) -> Tensor:
-        """Distance that the image can move before the first margin may vanish; 0 if none.
+        """Return how far the image can move before a margin may vanish; 0 if none is certain.
 
         Args:
             steepness: Lipschitz constant of each margin in the image, (samples, classes).
 
         Returns:
-            min_j room_j/steepness_j of each sample, room = margin − error.
+            min_j room_j/steepness_j per sample, room = margin − error.
         """
         nearest = self.distances(steepness).amin(dim=1)
         return nearest.clamp_min(0) * (1 - NORM_SLACK)
 
     def distances(self, steepness: Tensor) -> Tensor:
-        """room_j/steepness_j; infinite for the class itself."""
+        """Return room_j/steepness_j; infinite for the class itself."""
         room = self.margin - self.error
-        each = room / steepness.clamp_min(torch.finfo(steepness.dtype).tiny)
-        return torch.where(self.is_own, torch.inf, each)
+        distance = room / steepness.clamp_min(torch.finfo(steepness.dtype).tiny)
+        return torch.where(self.is_own, torch.inf, distance)
 
     def keep(self, rows: Tensor) -> Margins:
         """Select some samples."""
@@ -167,17 +167,17 @@ class ClassDifferences:
     direction: Tensor
     """‖g‖."""
     form: Tensor | None = None
-    """Upper bound of gᵀXg, where X is known."""
+    """Upper bound on gᵀXg, where X is known."""
     along: Tensor | None = None
     """Length of (US)ᵀu for u ≈ Xg, where a stem S is known too (`radii.py`)."""
     remainder: Tensor | None = None
-    """Upper bound of ‖u − Xg‖, with the rounding of `along` as a share of ‖u‖."""
+    """Upper bound on ‖u − Xg‖, with the rounding of `along` as a share of ‖u‖."""
 
 
 class ClassPairs:
     """The `ClassDifferences` of all pairs of classes, which depend on parameters only.
 
-    They are computed for a class when the first sample has it, and kept.
+    The differences of a class are computed when it first occurs, and cached.
 
     Args:
         rows: The readout, one row per class, in float64.
@@ -197,18 +197,18 @@ class ClassPairs:
         self.resolved = resolved
         self.pulled = pulled
         self.length = length
-        self._kept: dict[int, ClassDifferences] = {}
+        self._cache: dict[int, ClassDifferences] = {}
 
     def of(self, classes: Tensor) -> ClassDifferences:
         """Return the differences of one class per sample to all classes."""
         present, place = torch.unique(classes, return_inverse=True)
-        each = [self._of_class(k) for k in present.tolist() or [0]]
+        by_class = [self._of_class(k) for k in present.tolist() or [0]]
 
         def gathered(name: str) -> Tensor | None:
-            known = [value for one in each if (value := getattr(one, name)) is not None]
+            known = [value for item in by_class if (value := getattr(item, name)) is not None]
             return torch.stack(known)[place] if known else None
 
-        entries = {one.name: gathered(one.name) for one in fields(ClassDifferences)}
+        entries = {field.name: gathered(field.name) for field in fields(ClassDifferences)}
         return ClassDifferences(**entries)  # type: ignore[arg-type]
 
     def of_all(self) -> ClassDifferences:
@@ -216,11 +216,11 @@ class ClassPairs:
         return self.of(torch.arange(len(self.rows), device=self.rows.device))
 
     def _of_class(self, k: int) -> ClassDifferences:
-        if k not in self._kept:
-            self._kept[k] = self._computed(k)
-        return self._kept[k]
+        if k not in self._cache:
+            self._cache[k] = self._compute(k)
+        return self._cache[k]
 
-    def _computed(self, k: int) -> ClassDifferences:
+    def _compute(self, k: int) -> ClassDifferences:
         direction = torch.linalg.vector_norm(self.rows[k] - self.rows, dim=1)
         if self.resolved is None:
             return ClassDifferences(direction)
@@ -234,6 +234,6 @@ class ClassPairs:
 
 
 def remainder(pairs: Resolved) -> Tensor:
-    """Bound what the length of (US)ᵀu leaves open of that of (US)ᵀXg, in units of ‖U‖Λ."""
+    """Bound the difference of the lengths of (US)ᵀu and (US)ᵀXg, in units of ‖U‖Λ."""
     size: Tensor = torch.linalg.vector_norm(pairs.solution, dim=-1)
     return size * NORM_SLACK + pairs.error()

@@ -1,7 +1,7 @@
-"""Preparation of a model with one equilibrium layer: everything that depends on parameters only.
+"""Preparation of a model with one equilibrium layer.
 
-It is computed once, by `PreparedModel.of`, and shared by all batches, the early exit and the
-constants for exports.
+`PreparedModel.of` computes once everything that depends on parameters only. All batches, the early
+exit and the constants for exports share it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from equilibria.models.base import EquilibriumModel, in_float64
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """The logits as an affine function of the variables, and what bounds their differences."""
+    """The logits as an affine function of the variables, with bounds on their differences."""
 
     rows: State
     """One row per class, in the shape of the variables."""
@@ -48,12 +48,12 @@ class Reading:
     units: list[Tensor] | None = None
     """Norms of every unit, where activation patterns can be used."""
     pairs_linf: ClassPairs | None = None
-    """`pairs` for images that move in L∞, where that proves more than the radius in L2 does."""
+    """`pairs` for perturbations in L∞, if they prove more than the L2 radius implies."""
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedModel:
-    """A model with one equilibrium layer, with everything that a proof needs of its parameters."""
+    """A model with one equilibrium layer and the bounds that depend on its parameters only."""
 
     model: EquilibriumModel
     exact: EquilibriumModel
@@ -70,11 +70,11 @@ class PreparedModel:
     """Rounding of ∇E."""
     noise: tuple[Tensor, ...]
     reading: Reading | None
-    """None where no class is certain."""
+    """None if no class is certain."""
     no_class: str
     """Why no class of any sample is certain; empty if some may be."""
     no_radius: str
-    """Why there is no radius for any sample, as far as the stem says."""
+    """Why the stem allows no radius for any sample; empty if it does."""
 
     @classmethod
     @torch.no_grad()
@@ -116,14 +116,14 @@ class PreparedModel:
         )
 
     def stem_error(self, images: Tensor) -> Tensor:
-        """Rounding error of the stem in float64, of each image; 0 where the stem has no bound."""
+        """Return the rounding error of the stem in float64, per image; 0 if it has no bound."""
         if self.stem is None:
             return images.new_zeros(len(images))
         return self.stem.run(images).error
 
 
 def _stem_bounds(exact: EquilibriumModel, shape: tuple[int, ...]) -> tuple[StemBounds | None, str]:
-    """Bound the stem, or say why that is not possible."""
+    """Return the bounds on the stem, or None and the reason."""
     try:
         normalize = getattr(exact, "normalize", None)
         return StemBounds.of(exact.stem, exact.stem, normalize, shape, UNIT), ""
@@ -134,25 +134,25 @@ def _stem_bounds(exact: EquilibriumModel, shape: tuple[int, ...]) -> tuple[StemB
 def _why_no_class(
     model: EquilibriumModel, exact: EquilibriumModel, cell: CellFacts, rounding: Rounding | None
 ) -> str:
-    """Say why no class of any sample is certain, as far as the model shows; or return ""."""
+    """Return why the model allows no certified class for any sample; empty if it does."""
     if exact.layer.couples_batch:
-        return "the samples of a batch are coupled: what one shows changes the others"
+        return "the samples of a batch are coupled: the result of one depends on the others"
     for part in model.modules():
         if isinstance(part, RunningScale) and not float(part.patch_energy) > 0:
-            return "γ of its kernel has seen no data yet: train the model first"
+            return "the scale γ of its kernel has no statistics yet: train the model first"
     if cell.has_moving_signs:
         return (
             "the signs of its diversity term (λ > 0) may flip between the state and the "
             "equilibrium: error bars are relative to the signs of the state"
         )
     if capabilities.refresh_until(cell.cell):
-        return "its map depends on where the first iterations went"
+        return "its map depends on the first iterations of the solve"
     if why := why_not_affine(exact.head):
         return why
     if capabilities.output_form(cell.cell) != "linear":
         return f"the output of {type(cell.cell).__name__} is not linear in the state"
     if rounding is None:
-        return f"no bound of the rounding in {type(cell.cell).__name__} is known"
+        return f"no bound on the rounding error of {type(cell.cell).__name__} is known"
     return ""
 
 
@@ -162,7 +162,7 @@ def _reading(
     objective: ObjectiveFacts | None,
     path: ImagePath | None,
 ) -> Reading:
-    """Read off the logits, and prepare the norms of their differences."""
+    """Express the logits as affine functions, and prepare the norms of their differences."""
     if objective is None or path is None:
         rows, offset = readout(cell.cell, exact.head, cell.at.state, cell.at.context)
         return Reading(rows, offset, ClassPairs(flat_rows(rows)), cell.margin_lipschitz(rows))

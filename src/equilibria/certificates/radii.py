@@ -1,7 +1,7 @@
-"""How far an image may move before the class of its equilibrium can change.
+"""Certified radii: how far an image may move before the class of its equilibrium can change.
 
-A radius follows from a margin in one step. Let room_j be what is left of the margin over class j
-after its error bound (`margins.py`), and let the margin be L_j-Lipschitz in the image. The class
+A radius follows from a margin in one step. Let room_j be the margin over class j minus its error
+bound (`margins.py`), and let the margin be L_j-Lipschitz in the image. The class
 cannot change within r = min_j room_j/L_j. This file bounds the steepness L_j.
 
 The image enters through the stem S, of Lipschitz constant Λ (`stem.py`), and the injection U. A
@@ -12,14 +12,14 @@ bounds of that, each sharper than the one before:
   the norm of the head, because g = Wv and ‖g‖ ≤ √q‖v‖).
 - weighted: ½‖(US)ᵀXg‖ + ½√(gᵀXg)·‖U‖Λ/√(1 − h), X = (I − H)⁻¹. It holds for every activation
   pattern, because 0 ≼ X_D ≼ X. Where the curvature is not constant (GEQ), X ≼ 1/(1 − h) takes the
-  place of X, with h = 2e^{−3/2}(‖W‖‖W_h‖)² rather than q. For a Deep OptEq the weighted bound is by
-  how g meets the last layer.
+  place of X, with h = 2e^{−3/2}(‖W‖‖W_h‖)² rather than q. For a Deep OptEq the weighted bound uses
+  the Lipschitz constant of the last layer along g.
 - pattern: units whose sign cannot change within r leave the product. Those that stay on have D = 1,
   those that stay off D = 0. With the masks O of the units that are on, and P of those that may be,
   L(r) = ‖(US)ᵀ½(X_O + X_P)g‖ + ½√(gᵀ(X_P − X_O)g)·‖U‖Λ/√(1 − h), because X_D − ½(X_O + X_P) lies
   between ∓½(X_P − X_O) for O ≤ D ≤ P. Within r a pre-activation moves by at most
   rΛ(‖u_i‖ + ‖w_i‖√h/(1 − h)·‖U‖), because it is c_i + w_iᵀWᵀy with ‖WᵀX_D‖ ≤ √h/(1 − h). L grows
-  with r, so that min(r, room/L(r)) is certified for every r that is tried.
+  with r, so that min(r, room/L(r)) is certified for every trial r.
 
 The norm in which the image moves is a value, `stem.ImageNorm`. It enters in two places only: Λ is
 the Lipschitz constant from that norm, and the length of (US)ᵀu is taken in the dual norm. In L∞, Λ
@@ -43,12 +43,12 @@ from equilibria.certificates.stem import LINF, ImagePath
 from equilibria.energies.bounds import UnitBound
 from equilibria.operators.rounding import NORM_SLACK
 
-PATTERN_STEPS = 3
-"""Number of radii that are tried."""
-RIVALS = 3
-"""Number of classes for which the pattern counts: those that come closest to the predicted one."""
-WORTHWHILE = 0.01
-"""The pattern is evaluated again only where it can still enlarge the radius by this share."""
+MAX_PATTERN_STEPS = 3
+"""Largest number of trial radii."""
+NEAREST_CLASSES = 3
+"""Number of classes whose margins use the pattern: those closest to the predicted class."""
+MIN_RADIUS_GAIN = 0.01
+"""Smallest possible gain, relative to the radius, for which the pattern is evaluated again."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def global_steepness(direction: Tensor, q: Tensor, entering: Tensor) -> Tensor:
     Args:
         direction: ‖g‖ of each margin.
         q: Lipschitz constant of the map (or of ∇E, or h) of each sample.
-        entering: Lipschitz constant of the map in the image, of each sample.
+        entering: Lipschitz constant of the map in the image, per sample.
 
     Returns:
         ‖g‖·entering/(1 − q), infinite where q ≥ 1.
@@ -82,13 +82,14 @@ def global_steepness(direction: Tensor, q: Tensor, entering: Tensor) -> Tensor:
 def sliced_steepness(direction: Tensor, along: Tensor, q: Tensor, entering: Tensor) -> Tensor:
     """Bound the steepness of margins where ⟨g, T⟩ is known to be λ-Lipschitz in the state.
 
-    The state moves by at most entering/(1 − q), of which ⟨g, T⟩ sees λ, and `entering` again.
+    The state moves by at most entering/(1 − q), which changes ⟨g, T⟩ by at most λ times that; the
+    image itself changes it by at most ‖g‖·entering.
 
     Args:
         direction: ‖g‖ of each margin.
         along: λ of each margin.
-        q: Lipschitz constant of the map, of each sample.
-        entering: Lipschitz constant of the map in the image, of each sample.
+        q: Lipschitz constant of the map, per sample.
+        entering: Lipschitz constant of the map in the image, per sample.
 
     Returns:
         λ·entering/(1 − q) + ‖g‖·entering, infinite where q ≥ 1.
@@ -123,7 +124,7 @@ class Radii:
 
     by_bound: dict[str, Tensor]
     steepness: Tensor | None = None
-    """Smallest Lipschitz constant of each margin, for the pattern to improve on."""
+    """Smallest known Lipschitz constant of each margin, where a pattern can improve on it."""
     why_none: str = ""
     """Why there is no radius for any sample."""
 
@@ -174,14 +175,14 @@ def radii_by_convexity(
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which units are on, and how certain that is."""
+    """Pre-activations that decide which units are on, with their error bounds."""
 
     preactivation: Tensor
     """(samples, units), at a point close to the equilibrium."""
     error: Tensor
-    """Upper bound of ‖y − y*‖ for that point y."""
+    """Upper bound on ‖y − y*‖ for that point y."""
     rounding: Tensor
-    """Rounding error of the pre-activations, of each sample."""
+    """Rounding error of the pre-activations, per sample."""
     units: list[Tensor]
     """‖u_i‖ and ‖w_i‖ of every unit: rows of U and of W."""
 
@@ -224,8 +225,8 @@ class Pattern:
 
         L grows with r. With r₀ the radius that holds for every pattern, no radius above room/L(r₀)
         can be certified, and every radius below room/L(room/L(r₀)) is. A third evaluation halves
-        the interval between. A sample is done as soon as its radius cannot grow by more than
-        `WORTHWHILE`.
+        the interval between. A sample is finished as soon as its radius cannot grow by a share of
+        more than `MIN_RADIUS_GAIN`.
 
         Args:
             margins: Margins of each sample.
@@ -236,24 +237,24 @@ class Pattern:
             convexity: 1 − h of each sample.
 
         Returns:
-            A certified radius of each sample, at least the one by `steepness`.
+            A certified radius per sample, at least the one by `steepness`.
         """
         assert pairs.resolved is not None
-        whole = certain = trial = margins.radius(steepness)
-        whole = whole.clone()
-        left, ceiling, pattern = torch.arange(len(whole), device=whole.device), trial, self
+        radius = certain = trial = margins.radius(steepness)
+        radius = radius.clone()
+        remaining, ceiling, pattern = torch.arange(len(radius), device=radius.device), trial, self
         nearest = margins.distances(steepness).topk(
-            min(RIVALS, steepness.shape[1] - 1), largest=False
+            min(NEAREST_CLASSES, steepness.shape[1] - 1), largest=False
         )
         classes, (samples, count) = nearest.indices, nearest.indices.shape
         if not classes.numel():
-            return whole
+            return radius
         rows, guess = (
             (of[margins.best][:, None] - of[classes])
             for of in (pairs.rows, pairs.resolved.solution)
         )
         guesses = (guess, guess)
-        for step in range(PATTERN_STEPS):
+        for step in range(MAX_PATTERN_STEPS):
             low, high = (
                 resolvent.solve_masked(
                     rows.flatten(0, 1),
@@ -270,22 +271,34 @@ class Pattern:
             along = along + (remainder(high) + low.error()) * slope
             spread = (high.form()[1] - low.form()[0]).clamp_min(0)
             across = (spread / convexity.repeat_interleave(count, 0)).sqrt() * slope
-            found = ((along + 0.5 * across) * (1 + NORM_SLACK)).view(samples, count)
-            best_known = torch.minimum(steepness.gather(1, classes), found)
+            by_pattern = ((along + 0.5 * across) * (1 + NORM_SLACK)).view(samples, count)
+            best_known = torch.minimum(steepness.gather(1, classes), by_pattern)
             new = margins.radius(steepness.scatter(1, classes, best_known))
             certain = torch.maximum(certain, torch.minimum(trial, new))
-            whole[left] = certain
+            radius[remaining] = certain
             ceiling = new if step == 0 else ceiling
-            going = ceiling > (1 + WORTHWHILE) * certain
-            if step + 1 == PATTERN_STEPS or not bool(going.any()):
+            unfinished = ceiling > (1 + MIN_RADIUS_GAIN) * certain
+            if step + 1 == MAX_PATTERN_STEPS or not bool(unfinished.any()):
                 break
-            trial = (new if step == 0 else (certain * ceiling).sqrt())[going]
-            left, certain, ceiling = left[going], certain[going], ceiling[going]
-            margins, pattern, entry = margins.keep(going), pattern.keep(going), entry.keep(going)
-            steepness, convexity, classes = steepness[going], convexity[going], classes[going]
-            guesses = (
-                low.solution.view(samples, count, -1)[going],
-                high.solution.view(samples, count, -1)[going],
+            trial = (new if step == 0 else (certain * ceiling).sqrt())[unfinished]
+            remaining, certain, ceiling = (
+                remaining[unfinished],
+                certain[unfinished],
+                ceiling[unfinished],
             )
-            rows, samples = rows[going], len(left)
-        return whole
+            margins, pattern, entry = (
+                margins.keep(unfinished),
+                pattern.keep(unfinished),
+                entry.keep(unfinished),
+            )
+            steepness, convexity, classes = (
+                steepness[unfinished],
+                convexity[unfinished],
+                classes[unfinished],
+            )
+            guesses = (
+                low.solution.view(samples, count, -1)[unfinished],
+                high.solution.view(samples, count, -1)[unfinished],
+            )
+            rows, samples = rows[unfinished], len(remaining)
+        return radius

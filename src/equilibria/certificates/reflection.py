@@ -32,7 +32,7 @@ from equilibria.certificates.constants import contraction_limits
 from equilibria.certificates.facts import UNIT, CellPoint, EnergyCellFacts, cell_facts
 from equilibria.certificates.margins import MarginBound, Margins
 from equilibria.certificates.radii import within_linf
-from equilibria.certificates.states import READING, norms
+from equilibria.certificates.states import ROUNDINGS_PER_NUMBER, norms
 from equilibria.equilibrium import EquilibriumLayer, solving
 from equilibria.models.base import in_float64, predicted_classes
 from equilibria.models.reflection.model import ReflectionNetwork, UnitHead
@@ -45,7 +45,7 @@ FIRST_TOLERANCE = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Reflected:
-    """The output of the last reflection at the computed states, and what it may be off by."""
+    """The output of the last reflection at the computed states, with its error bounds."""
 
     feature: Tensor
     residual: Tensor
@@ -58,10 +58,10 @@ class Reflected:
 
 @dataclass(frozen=True, eq=False)
 class ReflectionCertifier:
-    """Certify batches of images of one shape, for a reflection network.
+    """Certifier of a reflection network, for images of one shape.
 
-    States are the model's own. Everything else is computed in float64, with a bound of its
-    rounding.
+    The states are those that the model computes. Everything else is computed in float64, and its
+    rounding error is bounded.
     """
 
     model: ReflectionNetwork
@@ -74,7 +74,7 @@ class ReflectionCertifier:
     """Lipschitz constant of the normalization."""
 
     can_refine = False
-    """All radii are those of the margins."""
+    """All radii follow from the margins; activation patterns are not used."""
 
     @classmethod
     @torch.no_grad()
@@ -93,7 +93,7 @@ class ReflectionCertifier:
     def __call__(
         self, images: Tensor, *, refine: bool = False, progress: Progress = iter
     ) -> Certificate:
-        """Certify a batch; there is nothing to refine."""
+        """Certify a batch; `refine` and `progress` have no effect."""
         return self.judge(images, self.solve(images))
 
     @torch.no_grad()
@@ -102,7 +102,7 @@ class ReflectionCertifier:
 
         Args:
             images: The batch.
-            starts: A state for each layer to start from.
+            starts: Initial state of each layer; by default the cell's.
 
         Returns:
             The solutions, layer by layer, and the logits.
@@ -112,13 +112,13 @@ class ReflectionCertifier:
         self.model.eval()
         try:
             solutions: list[Solution] = []
-            left = [] if starts is None else list(starts)
+            remaining = [] if starts is None else list(starts)
             feature = images
             normalize: Any = getattr(self.model, "normalize", None)
             feature = feature if normalize is None else normalize(feature)
             for module in modules_of(self.model):
                 if isinstance(module, EquilibriumLayer):
-                    solution = module.solve(feature, left.pop(0) if left else None)
+                    solution = module.solve(feature, remaining.pop(0) if remaining else None)
                     solutions.append(solution)
                     feature = module.output(solution)
                 else:
@@ -140,9 +140,9 @@ class ReflectionCertifier:
 
         Args:
             images: The batch.
-            solved: What the model computed for it (`solve`).
-            refine: Without effect, as is `progress`.
-            progress: Without effect.
+            solved: Result of `solve` for the same images.
+            refine: No effect.
+            progress: No effect.
 
         Returns:
             The same as a call with these images.
@@ -152,9 +152,9 @@ class ReflectionCertifier:
         logits, margins = self._margins(at)
         error = 2 * at.residual + at.rounding
         is_finite = logits.isfinite().all(dim=1) & error.isfinite()
-        safe = margins.are_certain & is_finite
+        is_certain = margins.are_certain & is_finite
         agrees = predicted_classes(solved.logits) == margins.best
-        certified = safe & agrees
+        certified = is_certain & agrees
         radius = torch.where(certified, margins.radius(self.slopes[margins.best]), 0.0)
         return Certificate(
             contraction=at.contraction,
@@ -171,25 +171,31 @@ class ReflectionCertifier:
             radii={GLOBAL: radius},
             radius_linf=within_linf(radius, images[0].numel()),
             checks={"stationarity": at.residual},
-            reasons=[_reason(*pair) for pair in zip(safe.tolist(), agrees.tolist(), strict=True)],
+            reasons=[
+                _reason(*pair) for pair in zip(is_certain.tolist(), agrees.tolist(), strict=True)
+            ],
         )
 
     def _reflected(self, images: Tensor, states: list[Tensor]) -> Reflected:
-        """Apply the network at the computed states, and add up what each layer leaves open."""
+        """Apply the network at the computed states, and add up the errors of the layers."""
         normalize: Any = getattr(self.exact, "normalize", None)
         feature = images if normalize is None else normalize(images)
-        # (x − mean)/std rounds twice; 1 more than covers |x| where x = mean.
+        # (x − mean)/std rounds twice. Adding 1 to |x| also covers x = mean.
         sizes = norms(feature) + self.scale * (norms(images) + norms(torch.ones_like(images)))
         rounding = 8 * UNIT * sizes if self.scale != 1 else torch.zeros_like(sizes)
         residual, contraction = torch.zeros_like(rounding), torch.zeros_like(rounding)
-        left = list(states)
+        remaining = list(states)
         for module in modules_of(self.exact):
             if not isinstance(module, EquilibriumLayer):
-                own = getattr(module, "rounding", None)
-                rounding = rounding if own is None else rounding + own(feature, UNIT)
+                module_rounding = getattr(module, "rounding", None)
+                rounding = (
+                    rounding
+                    if module_rounding is None
+                    else rounding + module_rounding(feature, UNIT)
+                )
                 feature = module(feature)
                 continue
-            z, cell = left.pop(0).double(), module.cell
+            z, cell = remaining.pop(0).double(), module.cell
             context = cell.inject(feature)
             facts = cell_facts(cell, CellPoint(z, context))
             assert isinstance(facts, EnergyCellFacts)
@@ -210,13 +216,13 @@ class ReflectionCertifier:
         return Reflected(feature, residual, rounding, contraction)
 
     def _margins(self, at: Reflected) -> tuple[Tensor, Margins]:
-        """Read the margins, with their error bounds."""
+        """Compute the margins, with their error bounds."""
         logits = self.exact.head(at.feature)
         length = self.slopes[logits.argmax(dim=1)] / self.scale
         error = MarginBound(2 * length, length).error(at.residual, at.rounding)
-        rounded = accumulated(8 * READING * at.feature[0].numel(), UNIT)
-        own = self.exact.head.bias.abs().max()  # type: ignore[operator]
-        read = rounded * (2 * norms(at.feature)[:, None] + logits.abs() + 2 * own)
+        rounded = accumulated(8 * ROUNDINGS_PER_NUMBER * at.feature[0].numel(), UNIT)
+        largest_bias = self.exact.head.bias.abs().max()  # type: ignore[operator]
+        read = rounded * (2 * norms(at.feature)[:, None] + logits.abs() + 2 * largest_bias)
         return logits, Margins.of(logits, error + read)
 
     def exit(self) -> ReflectionExit:
@@ -234,7 +240,7 @@ class ReflectionCertifier:
         """
         limits = [q for q in contraction_limits(self.model, self.shape) if q is not None]
         if len(limits) < len(self.model.reflections()):
-            raise NoCertificateError("no bound of the norms makes the map a contraction")
+            raise NoCertificateError("no bound on the norms makes the map a contraction")
         assert isinstance(self.exact.head, UnitHead)
         rows = self.exact.head.rows
         direction = 2 * torch.linalg.vector_norm(rows[:, None] - rows[None], dim=2)
@@ -252,37 +258,42 @@ def modules_of(model: ReflectionNetwork) -> list[nn.Module]:
 
 
 class ReflectionExit:
-    """Solve further and further, until the class is certain or the tolerance is reached.
+    """Early exit that tightens the tolerance until the class is certain.
 
-    The error of one reflection enters the next, so that no layer can stop by itself. All layers are
-    solved to a tolerance of 0.1 and judged; images without a certain class continue from there, to
-    a tenth of it. Images that stay uncertain are solved as the model solves them.
+    The error of one reflection enters the next, so no layer can stop by itself. All layers are
+    solved to a tolerance of 0.1 and judged. Images without a certain class continue from there to
+    a tenth of that tolerance, down to the tolerance of the model. Images that remain uncertain are
+    solved again as the model solves them.
     """
 
-    def __init__(self, by: ReflectionCertifier) -> None:
-        self.by = by
+    def __init__(self, certifier: ReflectionCertifier) -> None:
+        self.certifier = certifier
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits, and for which images the class is certain."""
-        by, found = self.by, None
-        last = by.model.layer.solver.tolerance
-        still = torch.arange(len(images), device=images.device)
+        """Return the logits, and whether the class of each image is certain."""
+        certifier, all_logits = self.certifier, None
+        last = certifier.model.layer.solver.tolerance
+        uncertain = torch.arange(len(images), device=images.device)
         certified = torch.zeros(len(images), dtype=torch.bool, device=images.device)
         tolerance, starts = max(FIRST_TOLERANCE, last), None
         while True:
-            with solving(by.model, tolerance=tolerance):
-                solved = by.solve(images[still], starts)
-            sure, logits = by.judge(images[still], solved).certified_class, solved.logits
-            found = logits if found is None else found.index_copy(0, still, logits)
-            certified[still] = sure
+            with solving(certifier.model, tolerance=tolerance):
+                solved = certifier.solve(images[uncertain], starts)
+            is_certain = certifier.judge(images[uncertain], solved).certified_class
+            logits = solved.logits
+            all_logits = (
+                logits if all_logits is None else all_logits.index_copy(0, uncertain, logits)
+            )
+            certified[uncertain] = is_certain
             is_last = tolerance <= last
-            still = still[~sure]
-            if is_last and starts is not None and len(still):
-                found = found.index_copy(0, still, by.solve(images[still]).logits)
-            if is_last or not len(still):
-                return found, certified
-            starts = [state[~sure] for state in states_of(solved)]
+            uncertain = uncertain[~is_certain]
+            if is_last and starts is not None and len(uncertain):
+                logits = certifier.solve(images[uncertain]).logits
+                all_logits = all_logits.index_copy(0, uncertain, logits)
+            if is_last or not len(uncertain):
+                return all_logits, certified
+            starts = [state[~is_certain] for state in states_of(solved)]
             tolerance = max(tolerance / 10, last)
 
 
@@ -292,9 +303,9 @@ def states_of(solved: SolvedBatch) -> list[Tensor]:
     return [state for state in states if isinstance(state, Tensor)]
 
 
-def _reason(safe: bool, agrees: bool) -> str:
-    if not safe:
+def _reason(is_certain: bool, agrees: bool) -> str:
+    if not is_certain:
         return "no certificate, because the error bar is wider than the margin: lower the tolerance"
     if not agrees:
-        return "no certificate, because the model says another class than its exact equilibria"
+        return "no certificate, because its exact equilibria have another class than the prediction"
     return ""

@@ -1,8 +1,8 @@
 """The resolvent X = (I − H)⁻¹ of a quadratic energy: linear solves with error bounds.
 
 H = −∇²E ≼ h < 1 is the negative Hessian of the energy. For a mask P of units, X_P = (P − PHP)⁺.
-The iterations need not be exact: every result has a residual, from which `Resolved` bounds what is
-missing. `margins.py` says what X is needed for.
+The iterations need not be exact: `Resolved` bounds the error of every result by its residual.
+`margins.py` explains the use of X.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from equilibria.solvers import conjugate_gradients
 from equilibria.solvers.linear.base import LinearMap
 
 RESOLVENT_TOLERANCE = 1e-4
-"""Tolerance of the linear solves; the residual that is left enters the bounds, squared."""
+"""Relative tolerance of the linear solves. The square of the residual enters the bounds."""
 
 
 class Resolvent:
@@ -49,19 +49,19 @@ class Resolvent:
     def solve(self, rows: Tensor) -> Resolved:
         """Compute Xg for every row g."""
         product = self._product(self.energy, self.context, len(rows))
-        found = _searched(product, rows)
-        return Resolved(rows, found, rows - product(found), self.convexity)
+        solution = _conjugate_gradients(product, rows)
+        return Resolved(rows, solution, rows - product(solution), self.convexity)
 
     def solve_masked(self, rows: Tensor, mask: Tensor, start: Tensor) -> Resolved:
         """Compute X_P g for every row g.
 
-        The iterations run in float32, the residual is evaluated in float64: bounds of the result
-        hold whatever the iterations found.
+        The iterations run in float32, the residual is evaluated in float64. The bounds hold for
+        any outcome of the iterations.
 
         Args:
             rows: The rows g, (rows, units).
             mask: P, one row of zeros and ones for each g.
-            start: A guess of the solutions.
+            start: Initial guess of the solutions.
 
         Returns:
             The solutions with their residuals, in the type of `rows`.
@@ -69,8 +69,8 @@ class Resolvent:
         given = rows * mask
         product = self._product(self.energy, self.context, len(rows), mask)
         rough = self._product(*self._in_single, len(rows), mask.float())
-        found = _searched(rough, given.float(), (start * mask).float()).to(given)
-        return Resolved(given, found, given - product(found), self.convexity)
+        solution = _conjugate_gradients(rough, given.float(), (start * mask).float()).to(given)
+        return Resolved(given, solution, given - product(solution), self.convexity)
 
     @functools.cached_property
     def _in_single(self) -> tuple[Energy, Context]:
@@ -90,18 +90,18 @@ class Resolvent:
         packing = replace(self.packing, samples=rows)
 
         def product(v: Tensor) -> Tensor:
-            kept = v if mask is None else v * mask
-            image = packing.pack(energy.descent(packing.unpack(kept), context))
+            masked = v if mask is None else v * mask
+            image = packing.pack(energy.descent(packing.unpack(masked), context))
             return v - (image if mask is None else image * mask)
 
         return product
 
 
-def _searched(product: LinearMap, rows: Tensor, start: Tensor | None = None) -> Tensor:
-    found = conjugate_gradients(
+def _conjugate_gradients(product: LinearMap, rows: Tensor, start: Tensor | None = None) -> Tensor:
+    solution = conjugate_gradients(
         product, rows, start=start, tolerance=RESOLVENT_TOLERANCE, max_iterations=200
     )
-    return found.value
+    return solution.value
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ class Resolved:
     residual: Tensor
     convexity: float
 
-    def difference(self, one: Tensor, others: Tensor) -> Resolved:
-        """Return the solutions for the rows g_i − g_j, i in `one` and j in `others`."""
+    def difference(self, first: Tensor, second: Tensor) -> Resolved:
+        """Return the solutions for the rows g_i − g_j, i in `first` and j in `second`."""
 
         def between(of: Tensor) -> Tensor:
-            return of[one] - of[others]
+            return of[first] - of[second]
 
         return Resolved(
             between(self.rows), between(self.solution), between(self.residual), self.convexity
@@ -135,7 +135,7 @@ class Resolved:
 
 
 def without_input(context: Context, rows: int) -> Context:
-    """Return the context of this number of samples whose input and bias are zero."""
+    """Return a context for this number of samples with zero input and bias."""
 
     def zeros(entry: Entry) -> Entry:
         if isinstance(entry, Tensor):

@@ -9,12 +9,12 @@ from equilibria.context import Context, State
 from equilibria.context.state import map_state, state_tensors
 from equilibria.equilibrium import Cell
 
-READING = 4
-"""Roundings in a logit that is read off a state, per number of the state."""
+ROUNDINGS_PER_NUMBER = 4
+"""Rounding errors of a logit ⟨row, state⟩ + offset, per number of the state."""
 
 
 def norms(state: State) -> Tensor:
-    """Euclidean norm of each sample."""
+    """Compute the Euclidean norm of each sample."""
     squares = [tensor.flatten(1).square().sum(dim=1) for tensor in state_tensors(state)]
     return torch.stack(squares).sum(dim=0).sqrt()
 
@@ -25,7 +25,7 @@ def flat_rows(state: State) -> Tensor:
 
 
 def readout(cell: Cell, head: nn.Module, state: State, context: Context) -> tuple[State, Tensor]:
-    """Read off the affine function from the state to the logits.
+    """Extract the affine function from the state to the logits.
 
     Args:
         cell: Cell whose `output` is linear in the state.
@@ -42,5 +42,5 @@ def readout(cell: Cell, head: nn.Module, state: State, context: Context) -> tupl
     with torch.enable_grad():
         at = map_state(lambda t: t.repeat(len(offset), *[1] * (t.dim() - 1)).requires_grad_(), zero)
         logits = head(cell.output(at, context))
-        found = torch.autograd.grad(logits.diagonal().sum(), state_tensors(at))
-    return (found[0] if isinstance(state, Tensor) else tuple(found)), offset.detach()
+        gradients = torch.autograd.grad(logits.diagonal().sum(), state_tensors(at))
+    return (gradients[0] if isinstance(state, Tensor) else tuple(gradients)), offset.detach()

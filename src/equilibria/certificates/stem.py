@@ -29,7 +29,7 @@ from equilibria.operators.rounding import accumulated, upper_norm
 
 
 class UnboundedError(ValueError):
-    """No bound is known for a part; the message names it."""
+    """Raised if no bound is known for a part; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class ImageNorm:
     p: float
 
     def l2_size(self, numbers: int) -> float:
-        """Largest L2 norm of a vector of this length whose norm is 1."""
+        """Return the largest L2 norm of a vector of this length whose norm is 1."""
         return float(numbers ** (0.5 - 1 / self.p))
 
     def dual(self, rows: Tensor) -> Tensor:
-        """Largest ⟨row, d⟩ over ‖d‖ ≤ 1, of each row."""
+        """Return the dual norm of each row, max ⟨row, d⟩ over ‖d‖ ≤ 1."""
         order = 1.0 if math.isinf(self.p) else self.p / (self.p - 1)
         lengths: Tensor = torch.linalg.vector_norm(rows, ord=order, dim=-1)
         return lengths
@@ -55,17 +55,17 @@ LINF = ImageNorm(math.inf)
 
 @dataclass(frozen=True)
 class Step:
-    """Some layers of a stem, h ↦ Ah + b, or a ReLU."""
+    """Bounds on consecutive layers of a stem, h ↦ Ah + b or a ReLU."""
 
     layers: tuple[nn.Module, ...]
     lipschitz: float
     """Factor by which the layers enlarge the Lipschitz constant of the stem, in the pixels."""
     gain: float
     """‖A‖."""
-    own: float = 0.0
-    """Rounding error of the step, per unit of ‖h‖."""
+    rounding: float = 0.0
+    """Rounding error of the layers, per unit of ‖h‖."""
     offset: float = 0.0
-    """Norm of b and of what is subtracted on the way, over all pixels."""
+    """Norm of b and of the subtracted means, over all pixels."""
     is_affine: bool = True
 
 
@@ -75,14 +75,14 @@ class Features:
 
     values: Tensor
     size: Tensor
-    """Upper bound of ‖S(x)‖, of each sample."""
+    """Upper bound on ‖S(x)‖, per sample."""
     error: Tensor
-    """Upper bound of ‖fl(S(x)) − S(x)‖, of each sample."""
+    """Upper bound on ‖fl(S(x)) − S(x)‖, per sample."""
 
 
 @dataclass(frozen=True, eq=False)
 class StemBounds:
-    """Bounds of a stem, the map from pixels to the input of an equilibrium layer, in evaluation.
+    """Bounds on a stem, the map from pixels to the input of an equilibrium layer, in evaluation.
 
     Convolutions take over the scale of a normalization before them and of a BatchNorm after them.
     The Lipschitz constants of ReLU and pooling are 1 and 1/s. An error e becomes
@@ -132,16 +132,16 @@ class StemBounds:
             has_norm = isinstance(meant[place], nn.Conv2d) and isinstance(follows, nn.BatchNorm2d)
             count = 2 if has_norm else 1
             layers = slice(place, place + count)
-            found = _bounded(tuple(used[layers]), meant[layers], signal, unit)
-            if found is not None:
-                step, signal = found
+            bounded = _bounded(tuple(used[layers]), meant[layers], signal, unit)
+            if bounded is not None:
+                step, signal = bounded
                 steps.append(step)
             place += count
         steps.append(Step((), signal.largest_scale, 1.0))
         return cls(tuple(steps), math.prod(shape), unit)
 
     def lipschitz(self, norm: ImageNorm = L2) -> float:
-        """Lipschitz constant of the stem, from this norm of the pixels to L2."""
+        """Return the Lipschitz constant of the stem, from this norm of the pixels to L2."""
         return math.prod(step.lipschitz for step in self.steps) * norm.l2_size(self.numbers)
 
     @property
@@ -150,12 +150,12 @@ class StemBounds:
         return all(step.is_affine for step in self.steps)
 
     def run(self, images: Tensor) -> Features:
-        """Compute the features, and bound their size and rounding error on the way."""
+        """Compute the features with bounds on their size and rounding error."""
         values = images
         size = self._measured(values)
         error = torch.zeros_like(size)
         for step in self.steps:
-            error = (step.gain + step.own) * error + step.own * size
+            error = (step.gain + step.rounding) * error + step.rounding * size
             error = error + 12 * self.unit * step.offset
             for layer in step.layers:
                 values = layer(values)
@@ -170,11 +170,11 @@ class StemBounds:
 
 @dataclass(frozen=True)
 class Signal:
-    """Shape and scale that the layers so far hand to the next layer of a stem."""
+    """Shape and scale of the input of the next layer of a stem."""
 
     shape: Shape
     scale: Tensor | None = None
-    """Scale of each channel that no layer has taken over yet."""
+    """Scale of each channel that is not yet part of the bound of a layer."""
 
     @property
     def largest_scale(self) -> float:
@@ -183,7 +183,7 @@ class Signal:
 
 
 Bounded: TypeAlias = tuple[Step, Signal]
-"""Bounds of a layer, and what it hands to the next one."""
+"""Bounds on a layer, and the input of the next one."""
 
 
 def _normalization(layer: Normalize, signal: Signal, unit: float) -> Bounded:
@@ -197,7 +197,7 @@ def _normalization(layer: Normalize, signal: Signal, unit: float) -> Bounded:
 def _bounded(
     used: tuple[nn.Module, ...], meant: Sequence[nn.Module], signal: Signal, unit: float
 ) -> Bounded | None:
-    """Bound a layer, with the BatchNorm after it if there is one; None if it does nothing."""
+    """Bound a layer with the BatchNorm after it, if any; None for a layer without effect."""
     layer, *norms = meant
     if isinstance(layer, nn.Conv2d):
         return _convolution(used, layer, norms, signal, unit)
@@ -217,8 +217,8 @@ def _bounded(
         return Step(used, signal.largest_scale, 1.0), Signal((math.prod(signal.shape),))
     if isinstance(layer, nn.Dropout | nn.Dropout2d):
         return None
-    why = "whose scale depends on the input" if isinstance(layer, NORMS) else "not bounded"
-    raise UnboundedError(f"the stem has a {type(layer).__name__}, {why}")
+    why = "scale depends on the input" if isinstance(layer, NORMS) else "norm has no known bound"
+    raise UnboundedError(f"the stem has a {type(layer).__name__}, whose {why}")
 
 
 def _convolution(
@@ -234,7 +234,7 @@ def _convolution(
         or layer.dilation != (1, 1)
         or not isinstance(layer.padding, tuple)
     ):
-        raise UnboundedError(f"the stem has {layer}, whose norm is not bounded")
+        raise UnboundedError(f"the stem has {layer}, whose norm has no known bound")
     kernel = layer.weight.detach().double()
     bias = torch.zeros_like(kernel[:, 0, 0, 0]) if layer.bias is None else layer.bias.double()
     size = float(bias.norm())
@@ -245,7 +245,7 @@ def _convolution(
         size = float((bias * scale).norm()) + moved
     stride = layer.stride[0] if layer.stride[0] == layer.stride[1] else 1
     if any(side % stride for side in signal.shape[1:]):
-        stride = 1  # all outputs, of which the layer has some
+        stride = 1  # bounds all outputs; those of the layer are a subset
 
     def norm_of(weight: Tensor) -> float:
         operator = Conv2d.from_tensor(weight, stride=stride, padding=layer.padding)  # type: ignore[arg-type]
@@ -255,12 +255,14 @@ def _convolution(
     lipschitz = gain if signal.scale is None else norm_of(kernel * signal.scale[:, None, None])
     window = math.prod(layer.kernel_size)
     spread = math.sqrt(window) * float(torch.linalg.vector_norm(kernel))
-    own = accumulated(layer.in_channels * window + 4, unit) * spread
+    rounding = accumulated(layer.in_channels * window + 4, unit) * spread
     sides = zip(signal.shape[1:], layer.kernel_size, layer.padding, layer.stride, strict=True)
     sizes = ((n + 2 * p - k) // s + 1 for n, k, p, s in sides)
     shape = (layer.out_channels, *sizes)
     offset = size * math.sqrt(math.prod(shape[1:]))
-    return Step(used, lipschitz, gain, own + 12 * unit * (gain + own), offset), Signal(shape)
+    return Step(used, lipschitz, gain, rounding + 12 * unit * (gain + rounding), offset), Signal(
+        shape
+    )
 
 
 def _pooling(
@@ -268,10 +270,10 @@ def _pooling(
 ) -> Bounded:
     size = layer.kernel_size
     if not isinstance(size, int) or layer.stride != size or layer.padding:
-        raise UnboundedError(f"the stem has {layer}, whose norm is not bounded")
+        raise UnboundedError(f"the stem has {layer}, whose norm has no known bound")
     channels, *sides = signal.shape
-    own = accumulated(size**2 + 2, unit) / size
-    step = Step(used, signal.largest_scale / size, 1 / size, own)
+    rounding = accumulated(size**2 + 2, unit) / size
+    step = Step(used, signal.largest_scale / size, 1 / size, rounding)
     return step, Signal((channels, *(side // size for side in sides)))
 
 
@@ -290,8 +292,8 @@ def batch_affine(layer: nn.BatchNorm2d) -> tuple[Tensor, float]:
 class ImagePath:
     """The map from the image to the pre-activations: the stem S, then the injection U.
 
-    Where the stem is not affine, the map from its output is used, and S counts by its Lipschitz
-    constant.
+    If the stem is not affine, the map starts at its output, and the Lipschitz constant of S enters
+    as a factor.
     """
 
     model: EquilibriumModel
@@ -325,7 +327,7 @@ class ImagePath:
         return self._pulled(rows, self.is_whole)
 
     def pull_back_to_feature(self, rows: Tensor) -> Tensor:
-        """Map rows u to Uᵀu, one number for each number of the feature."""
+        """Map rows u to Uᵀu, one number per element of the feature."""
         return self._pulled(rows, False)
 
     def length(self, pulled: Tensor) -> Tensor:

@@ -31,14 +31,14 @@ COMMANDS = (
     ),
     *("tune", "export", "explore", "serve", "bench"),
 )
-"""In the order of `equilibria --help`; each module adds its command to the program."""
+"""Commands in the order of `equilibria --help`; each module adds its command to the program."""
 for _name in COMMANDS:
     import_module(f"equilibria.cli.{_name.replace('-', '_')}")
 app.registered_commands.sort(key=lambda command: COMMANDS.index(str(command.name)))
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"equilibria {__version__}")
         raise typer.Exit
 
@@ -46,14 +46,14 @@ def _show_version(asked: bool) -> None:
 START = """\
 Networks whose output is the minimizer of an explicit hidden objective. Three commands to try:
 
-  equilibria demo                     train a small one on digits, and look at its report
-  equilibria models --pretrained      trained models that come with the program
+  equilibria demo                     train a small network on digits and write a report
+  equilibria models --pretrained      list the pretrained models
   equilibria certify --model digits-certified
-                                      what is proven of one's answers to test images
+                                      certify the predictions of one of them
 
-equilibria --help lists all commands, and each has examples: equilibria train --help
+equilibria --help lists all commands. Each command has examples: equilibria train --help
 """
-"""What `equilibria` alone says."""
+"""Output of `equilibria` without a command."""
 
 
 @app.callback(epilog=examples(*EXAMPLES, "equilibria models"))
@@ -61,15 +61,15 @@ def _options(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
     imports: Annotated[
         list[str] | None,
         typer.Option(
             "--import",
             metavar="FILE|MODULE",
-            help="Your own parts: code that registers models, tasks, data sets, …; also after a "
-            "command, and several times.",
+            help="Code that registers custom models, tasks, data sets, …. Can be repeated, and "
+            "can follow the command.",
         ),
     ] = None,
     max_gigabytes: Annotated[
@@ -77,12 +77,12 @@ def _options(
         typer.Option(
             "--max-gigabytes",
             metavar="N",
-            help="Memory that the model of a run may need for its parameters and one image; 10 if "
-            "not set. Also after a command.",
+            help="Largest memory that the model of a run may need for its parameters and one "
+            "image, in GB (default: 10). Can follow the command.",
         ),
     ] = None,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error; after a command too.")
+        bool, typer.Option("--debug", help="Show the traceback of errors. Can follow the command.")
     ] = False,
 ) -> None:
     """Networks whose output is the minimizer of an explicit hidden objective."""
@@ -91,7 +91,7 @@ def _options(
 
 
 def main() -> None:
-    """The entry point of the `equilibria` program."""
+    """Run the `equilibria` program."""
     warnings.showwarning = warn
     keep_freed_memory()
     app()

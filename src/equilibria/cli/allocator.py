@@ -1,4 +1,4 @@
-"""The memory that a program has freed stays with it, where the C library can be told so."""
+"""Memory allocation settings of the C library (glibc)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import ctypes
 import os
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-KEPT = 2**30
-"""Bytes of freed memory that the program keeps at most."""
-LARGEST = 2**25
-"""The largest piece that can be kept: glibc has no larger threshold."""
+MAX_KEPT_BYTES = 2**30
+"""Largest amount of freed memory that the program keeps."""
+MAX_BLOCK_BYTES = 2**25
+"""Largest block that is kept when freed, the largest value that glibc allows."""
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc keep what is freed, up to 1 GiB; False where there is no glibc.
+    """Make glibc keep up to 1 GiB of freed memory instead of returning it to the system.
 
-    Every operation on tensors allocates its result. By default large pieces are returned to the
-    system and asked for anew, and each page then costs a fault when it is first written: a tenth of
-    the time of a training step. The environment's `MALLOC_…` settings go first.
+    Every tensor operation allocates its result. By default glibc requests large blocks from the
+    system each time, and the page faults take a tenth of a training step. Environment variables
+    `MALLOC_…` take precedence.
+
+    Returns:
+        Whether the setting was applied: False without glibc.
     """
     if any(name.startswith("MALLOC_") for name in os.environ):
         return False
@@ -25,4 +28,6 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST) and mallopt(M_TRIM_THRESHOLD, KEPT))
+    return bool(
+        mallopt(M_MMAP_THRESHOLD, MAX_BLOCK_BYTES) and mallopt(M_TRIM_THRESHOLD, MAX_KEPT_BYTES)
+    )

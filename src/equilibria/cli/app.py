@@ -1,4 +1,4 @@
-"""The program, and what several commands share: options, opening a run, the footer of a page."""
+"""The program, and shared parts of commands: options, opening runs, footers of pages."""
 
 from __future__ import annotations
 
@@ -19,28 +19,34 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., None])
 
-Best = Annotated[bool, Option("--best", help="With the weights of the epoch that validated best.")]
+Best = Annotated[
+    bool, Option("--best", help="Use the weights of the epoch with the best validation score.")
+]
 Certified = Annotated[
-    bool, Option("--certified", help="Solve each image only until its class is certain.")
+    bool, Option("--certified", help="Solve each image only until its class is certified.")
 ]
 Classifier = Annotated[
-    Path, Argument(help="Run of a classifier, or --model NAME: `equilibria models --pretrained`.")
+    Path,
+    Argument(
+        help="Folder of a classifier's run, or --model NAME (see `equilibria models --pretrained`)."
+    ),
 ]
 DataRoot = Annotated[
-    Path | None, Option(help="Folder of data sets; what EQUILIBRIA_DATA names if not set.")
+    Path | None, Option(help="Folder of data sets (default: environment variable EQUILIBRIA_DATA).")
 ]
-Device = Annotated[str, Option(help="auto, cpu, cuda or mps.")]
+Device = Annotated[str, Option(help="Device: auto, cpu, cuda or mps.")]
 ImagesOrTests = Annotated[
     list[Path] | None,
-    Argument(help="Image files, or folders of them; test images of the run if not given."),
+    Argument(help="Image files, or folders of them (default: test images of the run)."),
 ]
-JsonList = Annotated[bool, Option("--json", help="A JSON list.")]
-JsonObject = Annotated[bool, Option("--json", help="One JSON object.")]
-Overwrite = Annotated[bool, Option("--overwrite", help="Replace the run that the folder holds.")]
-OverwriteFiles = Annotated[bool, Option("--overwrite", help="Replace files that are there.")]
-Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Of all that is drawn at random.")]
+JsonList = Annotated[bool, Option("--json", help="Print a JSON list.")]
+JsonObject = Annotated[bool, Option("--json", help="Print a JSON object.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace the run in the output folder.")]
+OverwriteFiles = Annotated[bool, Option("--overwrite", help="Replace files that exist.")]
+Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Seed of all random numbers.")]
 SomeRun = Annotated[
-    Path, Argument(help="Folder of a run, or --model NAME: `equilibria models --pretrained`.")
+    Path,
+    Argument(help="Folder of a run, or --model NAME (see `equilibria models --pretrained`)."),
 ]
 TAKE_A_MODEL = {
     "predict",
@@ -54,26 +60,26 @@ TAKE_A_MODEL = {
     "serve",
     "explore",
 }
-"""Commands that take a trained model of the package in the place of a run."""
+"""Commands that accept a pretrained model (--model NAME) instead of a run."""
 
 TAKE_A_VALUE = {"--import": "a file or a module", "--max-gigabytes": "a number"}
-"""Options of the program with a value, which also stand behind a command."""
+"""Options of the program that have a value and can follow the command."""
 
 
 class Program(TyperGroup):
-    """Commands; a fault ends them with a sentence."""
+    """Group of commands that reports errors as one sentence."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        # Options of the program are understood behind the command too, where one adds them to a
-        # line that failed.
+        # Users add --debug to the end of a line that failed, so options of the program can also
+        # follow the command.
         own: list[str] = []
         others: list[str] = []
         words = iter(args)
         for word in words:
             if word.split("=")[0] == "--model" and others[:1] and others[0] in TAKE_A_MODEL:
-                # A trained model by name stands where the folder of a run does.
+                # The name of a pretrained model replaces the folder of a run.
                 given = word.partition("=")[2] or next(words, None)
-                others.insert(1, given or ctx.fail("--model needs the name of a trained model"))
+                others.insert(1, given or ctx.fail("--model needs the name of a pretrained model"))
                 continue
             if word in TAKE_A_VALUE:
                 own += [word, next(words, None) or ctx.fail(f"{word} needs {TAKE_A_VALUE[word]}")]
@@ -85,7 +91,7 @@ class Program(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         faults.debug = ctx.params["debug"]
-        with faults.told():
+        with faults.reported_errors():
             import_parts(ctx.params["imports"] or ())
             gigabytes = ctx.params["max_gigabytes"]
             if gigabytes is None:
@@ -104,7 +110,7 @@ app = typer.Typer(
 
 
 def examples(*commands: str) -> str:
-    """What stands below the help of a command."""
+    """Return the examples below the help of a command."""
     heading = "Examples" if len(commands) > 1 else "Example"
     return "\n\n".join([f"[bold]{heading}[/bold]", *commands])
 
@@ -112,7 +118,7 @@ def examples(*commands: str) -> str:
 def command(
     name: str, *example_lines: str, to: typer.Typer = app, context_settings: Any = None
 ) -> Callable[[Function], Function]:
-    """Makes a function a command of the program; its docstring is the help."""
+    """Return a decorator that makes a function a command; its docstring is the help."""
     epilog = examples(*example_lines) if example_lines else None
     return to.command(name, epilog=epilog, context_settings=context_settings)
 
@@ -120,14 +126,14 @@ def command(
 def opened(
     run: Path, device: torch.device, best: bool, root: Path | None
 ) -> eq.training.experiment.Experiment:
-    """The experiment of a run, with its data."""
+    """Open the trained model of a run with its data."""
     return eq.training.experiment.trained(
         run, device=device, weights="best" if best else "last", root=root
     )
 
 
 def opened_model(run: Path, device: torch.device, best: bool) -> eq.training.experiment.RecipeModel:
-    """The model of a run, which needs no data."""
+    """Open the trained model of a run without its data."""
     return eq.training.experiment.trained_model(
         run, device=device, weights="best" if best else "last"
     )

@@ -1,4 +1,4 @@
-"""`equilibria attack`: how a trained classifier does when somebody changes its images."""
+"""`equilibria attack`: accuracy of a classifier under adversarial perturbations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from equilibria.cli.images import classifier
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from equilibria.report.attacked_files import AttackedFile
+    from equilibria.report.file_attacks import AttackedFile
 
 
 @command(
@@ -51,44 +51,54 @@ if TYPE_CHECKING:
 )
 def attack(
     run: Classifier,
-    eps: Annotated[
-        float, Option(help="Largest distance from an image, whose pixels are in [0, 1].")
-    ],
+    eps: Annotated[float, Option(help="Largest distance from the image; pixels are in [0, 1].")],
     files: ImagesOrTests = None,
     label: Annotated[
-        str | None, Option(help="Class that the FILES show; what the model says if not set.")
+        str | None, Option(help="True class of the FILES (default: the predicted class of each).")
     ] = None,
     output: Annotated[
         Path | None,
-        Option(help="Folder for the attacked FILES, as large as the model sees them."),
+        Option(help="Folder for the attacked FILES, in the size of the model's input."),
     ] = None,
-    norm: Annotated[str, Option(help="In which that is measured: l2 or linf.")] = "l2",
-    method: Annotated[str, Option(help="pgd, jiio, fgsm, or all of them.")] = "pgd",
-    steps: Annotated[int | None, Option(min=1, help="20 for pgd, 40 for jiio.")] = None,
+    norm: Annotated[str, Option(help="Norm of the distance: l2 or linf.")] = "l2",
+    method: Annotated[str, Option(help="pgd, jiio, fgsm, or all.")] = "pgd",
+    steps: Annotated[
+        int | None, Option(min=1, help="Number of steps (default: 20 for pgd, 40 for jiio).")
+    ] = None,
     restarts: Annotated[
-        int, Option(min=1, help="All but the first start at random; the worst counts.")
+        int,
+        Option(
+            min=1,
+            help="Number of searches, all but the first from random images; the worst counts.",
+        ),
     ] = 1,
-    step_size: Annotated[float | None, Option(help="Length of a step.")] = None,
-    warm_start: Annotated[
-        bool, Option("--warm-start", help="pgd: go on from the last equilibrium.")
-    ] = False,
-    loss: Annotated[str, Option(help="cross_entropy or margin.")] = "cross_entropy",
-    samples: Annotated[
-        int | None, Option(min=1, help="Test images to attack; 1000, or 200 for a --curve.")
+    step_size: Annotated[
+        float | None, Option(help="Length of a step, in the norm of the distance.")
     ] = None,
-    batch_size: Annotated[int, Option(min=1, help="Of them at a time.")] = 250,
+    warm_start: Annotated[
+        bool, Option("--warm-start", help="For pgd: start each solve at the last equilibrium.")
+    ] = False,
+    loss: Annotated[
+        str, Option(help="Loss to increase: cross_entropy or margin.")
+    ] = "cross_entropy",
+    samples: Annotated[
+        int | None,
+        Option(min=1, help="Number of test images (default: 1000, or 200 with --curve)."),
+    ] = None,
+    batch_size: Annotated[int, Option(min=1, help="Images per batch.")] = 250,
     curve: Annotated[
         bool,
         Option(
             "--curve",
-            help="Accuracy over distances up to --eps and over steps, by all methods and those of "
-            "Foolbox if it is installed, with what is certified; kept in the run for its report.",
+            help="Measure accuracy over distances up to --eps and over steps, by all methods "
+            "(and those of Foolbox if installed), and certified accuracy. The curves are stored in "
+            "the run for its report.",
         ),
     ] = False,
     draw: Annotated[
         Path | None,
         Option(
-            help="PNG of test images, perturbations and predictions; SVG of the --curve.",
+            help="PNG file of images, perturbations and predictions; with --curve, an SVG file.",
             callback=writable_file,
         ),
     ] = None,
@@ -98,40 +108,42 @@ def attack(
     as_json: JsonList = False,
     device: Device = "auto",
 ) -> None:
-    """Attack a trained classifier: its accuracy on the worst images near the test images.
+    """Measure the accuracy of a classifier on the worst images near the test images.
 
-    Given FILES, it is these that are attacked; the data set of the run is then not needed.
+    With FILES, these images are attacked, and the data set of the run is not needed.
     """
-    from equilibria.report.attacked_files import attack_files
+    from equilibria.report.file_attacks import attack_files
 
     methods: tuple[eq.inputs.attack_settings.AttackMethod, ...] = get_args(
         eq.inputs.attack_settings.AttackMethod
     )
     if method not in (*methods, "all"):
-        raise ValueError(f"--method must be one of {', '.join(methods)} or all, not {method!r}")
+        raise ValueError(f"--method must be {', '.join(methods)} or all, got {method!r}")
     if files and draw is not None:
-        raise ValueError("--draw is for test images: --output writes the attacked FILES")
+        raise ValueError(
+            "--draw is for test images; use --output FOLDER to write the attacked FILES"
+        )
     if not files and (label is not None or output is not None):
-        raise ValueError("--label and --output are for FILES: name the images to attack")
+        raise ValueError("--label and --output need FILES: give the images to attack")
     if curve and (files or step_size is not None or warm_start or method != "pgd"):
         raise ValueError(
-            "--curve attacks test images by all methods: leave out FILES, --method, --step-size "
-            "and --warm-start"
+            "--curve attacks test images by all methods; remove FILES, --method, --step-size and "
+            "--warm-start"
         )
     writable_folder(output)
     check_new(draw, overwrite=overwrite)
-    wants_all = method == "all"
+    uses_all = method == "all"
     common: dict[str, Any] = {"norm": norm, "eps": eps, "loss": loss, "restarts": restarts}
 
     def settings_of(name: eq.inputs.attack_settings.AttackMethod) -> eq.inputs.AttackSettings:
-        """Among all methods, each takes what it knows: FGSM is one step."""
-        takes_steps = name != "fgsm" or not wants_all
+        """Return the settings of a method; with `all`, without options that it does not have."""
+        takes_steps = name != "fgsm" or not uses_all
         return eq.inputs.AttackSettings(
             method=name,
             **common,
             steps=steps if takes_steps else None,
             step_size=step_size if takes_steps else None,
-            warm_start=warm_start and (name == "pgd" or not wants_all),
+            warm_start=warm_start and (name == "pgd" or not uses_all),
         )
 
     if curve:
@@ -147,111 +159,115 @@ def attack(
             root=root,
         )
         return
-    asked = [settings_of(name) for name in methods if wants_all or name == method]
-    where = eq.training.processes.choose_device(device)
+    attacks = [settings_of(name) for name in methods if uses_all or name == method]
+    torch_device = eq.training.processes.choose_device(device)
     if files:
-        found = eq.data.find_images(files)
-        attacked_run = classifier(opened_model(run, where, best))
-        asked[0].check_eps(attacked_run.images.image_shape)
+        paths = eq.data.find_images(files)
+        attacked_run = classifier(opened_model(run, torch_device, best))
+        attacks[0].check_eps(attacked_run.images.image_shape)
         problems: list[Exception] = []
-        passed_over: list[str] = []
+        skipped: list[str] = []
         attacked = attack_files(
             attacked_run,
-            found,
-            asked,
-            where,
+            paths,
+            attacks,
+            torch_device,
             label=label,
             output=output,
             overwrite=overwrite,
             on_unreadable=problems.append,
-            on_refused=lambda asked, error: passed_over.append(_refusal(asked, error)),
+            on_refused=lambda settings, error: skipped.append(_refusal(settings, error)),
         )
-        _show_files(attacked, len(found) * len(asked), as_json)
-        for line in passed_over:
+        _show_files(attacked, len(paths) * len(attacks), as_json)
+        for line in skipped:
             warn(line)
-        note_frames(found)
-        complain(unreadable(problems, len(found)))
+        note_frames(paths)
+        complain(unreadable(problems, len(paths)))
     else:
-        experiment = classifier(opened(run, where, best, root))
-        asked[0].check_eps(experiment.images.image_shape)
+        experiment = classifier(opened(run, torch_device, best, root))
+        attacks[0].check_eps(experiment.images.image_shape)
         images, labels = experiment.some_test_images(samples or 1000)
-        some = _attack_images(
-            experiment.model, images.to(where), labels.to(where), asked, batch_size, as_json
+        results = _attack_images(
+            experiment.model,
+            images.to(torch_device),
+            labels.to(torch_device),
+            attacks,
+            batch_size,
+            as_json,
         )
         if draw is not None:
             eq.training.files.write_atomically(
-                draw, eq.report.figures.attack_png(images, some[0], experiment.images.class_names)
+                draw,
+                eq.report.figures.attack_png(images, results[0], experiment.images.class_names),
             )
         if as_json:
-            print_json([result.figures() for result in some])
+            print_json([result.figures() for result in results])
         else:
             model = experiment.recipe.model.name
-            _show(f"{model} on {len(images)} test images, {norm}, eps {eps:g}", some)
+            _show(f"{model} on {len(images)} test images, {norm}, eps {eps:g}", results)
             if draw is not None:
-                say(f"Drawn: {draw}")
-        complain(unanswered(some[0].unanswered, len(images)))
+                say(f"Written: {draw}")
+        complain(unanswered(results[0].unanswered, len(images)))
 
 
 def _refusal(settings: eq.inputs.AttackSettings, error: Exception) -> str:
-    """Say why a method is skipped."""
-    return f"{settings.method} passed over: {error}"
+    """Return the warning for a skipped method."""
+    return f"{settings.method} skipped: {error}"
 
 
 def _attack_images(
     model: nn.Module,
     images: Tensor,
     labels: Tensor,
-    asked: Sequence[eq.inputs.AttackSettings],
+    attacks: Sequence[eq.inputs.AttackSettings],
     batch_size: int,
     is_silent: bool,
 ) -> list[eq.inputs.AttackResult]:
-    """Attack by every method that accepts the model; a single method that refuses is an error."""
-    found, passed_over = [], []
+    """Attack with every method that supports the model; raise an error if none does."""
+    results, skipped = [], []
     with progress_bar(silent=is_silent) as progress:
         batches = math.ceil(len(images) / batch_size)
-        task = progress.add_task("attacking", total=batches * len(asked))
-        for settings in asked:
+        task = progress.add_task("attacking", total=batches * len(attacks))
+        for settings in attacks:
             progress.update(task, description=settings.method)
             try:
-                found.append(
+                results.append(
                     eq.inputs.measure_attack(
                         model, images, labels, settings, batch_size, lambda: progress.advance(task)
                     )
                 )
             except (TypeError, ValueError) as error:
-                if len(asked) == 1:
+                if len(attacks) == 1:
                     raise
-                passed_over.append(_refusal(settings, error))
-    if not found:
-        raise ValueError("; ".join(passed_over))
-    for line in passed_over:
+                skipped.append(_refusal(settings, error))
+    if not results:
+        raise ValueError("; ".join(skipped))
+    for line in skipped:
         warn(line)
-    return found
+    return results
 
 
 def _show_files(attacked: Iterator[AttackedFile], count: int, as_json: bool) -> None:
-    found = []
     with progress_bar(silent=as_json) as progress:
-        for one in progress.track(attacked, total=count, description="attacking"):
-            found.append(one)
+        results = list(progress.track(attacked, total=count, description="attacking"))
     if as_json:
-        print_json(found)
+        print_json(results)
         return
     columns = ("Distance", "Steps", "Evaluations")
-    in_file = ("In the file", "Attacked") if any(one.attacked for one in found) else ()
+    in_file = ("In the file", "Attacked") if any(result.attacked for result in results) else ()
     rows = [
         (
-            one.file,
-            one.method,
-            one.before,
-            one.after or "no answer",
-            "yes" if one.changed else "no",
-            f"{one.distance:.3g}",
-            f"{one.steps}",
-            f"{one.evaluations}",
-            *((one.after_in_file or "no answer", one.attacked or "") if in_file else ()),
+            result.file,
+            result.method,
+            result.before,
+            result.after or "no answer",
+            "yes" if result.changed else "no",
+            f"{result.distance:.3g}",
+            f"{result.steps}",
+            f"{result.evaluations}",
+            *((result.after_in_file or "no answer", result.attacked or "") if in_file else ()),
         )
-        for one in found
+        for result in results
     ]
     print_table(
         ("File", "Attack", "Class", "After", "Changed", *columns, *in_file), rows, right=columns
@@ -291,21 +307,26 @@ def _measure_curves(
     best: bool,
     root: Path | None,
 ) -> None:
-    """Measure, store and draw accuracy over distance and over steps, and the certified share."""
+    """Measure, store and draw accuracy over distances and steps, and certified accuracy."""
     from equilibria.inputs.robustness import SHARES, STEP_COUNTS
 
-    where = eq.training.processes.choose_device(device)
-    experiment = classifier(opened(run, where, best, root))
-    images, labels = (some.to(where) for some in experiment.some_test_images(samples))
+    torch_device = eq.training.processes.choose_device(device)
+    experiment = classifier(opened(run, torch_device, best, root))
+    images, labels = (batch.to(torch_device) for batch in experiment.some_test_images(samples))
     methods = eq.inputs.robustness.curve_methods(settings.norm)
     with progress_bar(silent=as_json) as progress:
         task = progress.add_task("attacking", total=len(methods) * (len(SHARES) + len(STEP_COUNTS)))
 
-        def tell(method: str) -> None:
+        def on_measured(method: str) -> None:
             progress.update(task, description=method, advance=1)
 
         curves = eq.inputs.measure_robustness(
-            experiment.model, images, labels, settings, batch_size=batch_size, on_measured=tell
+            experiment.model,
+            images,
+            labels,
+            settings,
+            batch_size=batch_size,
+            on_measured=on_measured,
         )
         progress.update(task, description="certifying")
         with experiment.solving():
@@ -320,11 +341,11 @@ def _measure_curves(
         return
     _show_curves(experiment.recipe.model.name, curves)
     for line in curves.passed_over:
-        warn(f"passed over: {line}")
+        warn(f"skipped: {line}")
     if curves.why_not_certified:
-        say(f"Nothing is certified: {curves.why_not_certified}")
+        say(f"No lower bound is certified: {curves.why_not_certified}")
     if draw is not None:
-        say(f"Drawn: {draw}")
+        say(f"Written: {draw}")
 
 
 def _show_curves(model: str, curves: eq.inputs.RobustnessCurves) -> None:
@@ -332,17 +353,19 @@ def _show_curves(model: str, curves: eq.inputs.RobustnessCurves) -> None:
         f"{model} on {curves.samples} test images, {curves.norm}, over eps": curves.over_eps,
         f"over steps, at eps {curves.step_eps:g}": curves.over_steps,
     }
-    for title, found in tables.items():
-        if not found:
+    for title, table in tables.items():
+        if not table:
             continue
-        over_eps = found is curves.over_eps
-        points = next(iter(found.values()))
+        over_eps = table is curves.over_eps
+        points = next(iter(table.values()))
         headings = [f"{p.eps:g}" if over_eps else f"{p.steps}" for p in points]
         rows = [
-            (method, *(f"{p.accuracy:.1%}" for p in places)) for method, places in found.items()
+            (method, *(f"{p.accuracy:.1%}" for p in measured)) for method, measured in table.items()
         ]
         if over_eps:
-            held = [max((s for e, s in curves.certified if e > p.eps), default=0.0) for p in points]
-            rows.append(("certified", *(f"{share:.1%}" for share in held)))
+            certified = [
+                max((s for e, s in curves.certified if e > p.eps), default=0.0) for p in points
+            ]
+            rows.append(("certified", *(f"{share:.1%}" for share in certified)))
         print_table(("Attack", *headings), rows, right=headings, title=title)
     say(f"Without an attack: {curves.accuracy:.1%}")

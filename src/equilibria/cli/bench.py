@@ -1,4 +1,4 @@
-"""`equilibria bench`: the benchmarks of the checkout that the package is installed from."""
+"""`equilibria bench`: run the benchmarks of the repository."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equilibria.cli.faults import fail
 
 @command(
     "bench",
-    # Options belong to the benchmarks, --help among them.
+    # All options, including --help, are passed to the benchmarks.
     context_settings={
         "allow_extra_args": True,
         "ignore_unknown_options": True,
@@ -24,16 +24,16 @@ from equilibria.cli.faults import fail
     },
 )
 def bench(context: typer.Context) -> None:
-    """Measure against TorchDEQ in one run (--quick, --rows NAME, --json FILE, --list, --help)."""
+    """Compare speed with TorchDEQ (--quick, --rows NAME, --json FILE, --list, --help)."""
     root = checkout()
     if root is None:
         fail(
-            "the benchmarks are part of the repository, not of the installed package: run "
-            "`make bench` in a clone of it, or install the clone in place, with what the "
-            "benchmarks compare with (pip install -c constraints.txt -e '.[bench]')"
+            "the benchmarks are part of the repository, not of the installed package. Run "
+            "`make bench` in a clone, or install the clone in place with the packages for "
+            "comparison: pip install -c constraints.txt -e '.[bench]'"
         )
     path = [str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")]
-    # The folder rather than `-m benchmarks`: that would look into the current folder first.
+    # `-m benchmarks` would prefer a folder `benchmarks` in the current directory.
     ended = subprocess.run(
         [sys.executable, str(root / "benchmarks"), *context.args],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
@@ -43,7 +43,7 @@ def bench(context: typer.Context) -> None:
 
 
 def checkout() -> Path | None:
-    """The folder of the repository, where the package is installed in place (`pip install -e`)."""
+    """Return the repository if the package is installed in place (`pip install -e`), else None."""
     source = Path(equilibria.__file__).resolve().parents[1]
     root = source.parent
     is_checkout = source.name == "src" and (root / "benchmarks" / "__main__.py").is_file()

@@ -1,4 +1,4 @@
-"""`equilibria certify`: what is proven of a classifier's answers."""
+"""`equilibria certify`: certificates for the predictions of a classifier."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from equilibria.registry import check_tolerances
 if TYPE_CHECKING:
     import torch
 
-MOST_ROWS = 200
+MAX_ROWS = 200
 """Maximum number of rows in a table of files; with more files only the summary is printed."""
 
 
@@ -50,19 +50,20 @@ def certify(
     run: Classifier,
     files: ImagesOrTests = None,
     tolerance: Annotated[
-        float | None, Option(help="Of the solves; that of the run's evaluation if not set.")
+        float | None,
+        Option(help="Relative tolerance of the solves (default: that of the run's evaluation)."),
     ] = None,
-    samples: Annotated[int, Option(min=1, help="Test images to certify.")] = 360,
+    samples: Annotated[int, Option(min=1, help="Number of test images.")] = 360,
     refine: Annotated[
         bool,
         Option(
-            help="Larger radii by activation patterns, at many times the cost, for images that can "
-            "gain more than 1 %."
+            help="Also compute larger radii from activation patterns, at many times the cost, for "
+            "images that can gain more than 1 %."
         ),
     ] = False,
-    batch_size: Annotated[int, Option(min=1, help="Images at a time.")] = 32,
+    batch_size: Annotated[int, Option(min=1, help="Images per batch.")] = 32,
     table: Annotated[
-        Path | None, Option("--csv", help="CSV file, a line an image; - is standard output.")
+        Path | None, Option("--csv", help="CSV file with one line per image; - is standard output.")
     ] = None,
     overwrite: OverwriteFiles = False,
     root: DataRoot = None,
@@ -70,10 +71,10 @@ def certify(
     as_json: JsonList = False,
     device: Device = "auto",
 ) -> None:
-    """Say what is certain of a classifier's answers: class, error bars, radius, and why not.
+    """Certify the predictions of a classifier: class, error bars and radius.
 
-    A class is certified if the exact equilibrium, in exact arithmetic, has it; a radius if no image
-    that is closer (in L2, in pixels) has another. Exit code 1 if nothing can be certified.
+    A class is certified if it is provably the class at the exact equilibrium. Within the radius (in
+    L2, in pixels) no image has another class. Exit code 1 if nothing can be certified.
     """
     check_tolerances(tolerance=tolerance)
     check_table(table, as_json=as_json, overwrite=overwrite)
@@ -85,7 +86,7 @@ def certify(
         best=best,
         root=root,
     )
-    found = _certified(
+    certificate = _certified(
         selected.run,
         selected.images,
         tolerance,
@@ -93,20 +94,22 @@ def certify(
         batch_size,
         as_json or table == STANDARD_OUTPUT,
     )
-    rows = list(_rows(found, selected.names, selected.truths, selected.run.images.class_names))
+    rows = list(
+        _rows(certificate, selected.names, selected.truths, selected.run.images.class_names)
+    )
     if as_json:
         print_json(rows)
     if table is not None:
         _write(table, rows)
     if not as_json and table != STANDARD_OUTPUT:
-        if files and len(rows) <= MOST_ROWS:
+        if files and len(rows) <= MAX_ROWS:
             _show(rows)
-        _summarize(selected.run, found, selected.truths)
+        _summarize(selected.run, certificate, selected.truths)
         if table is not None:
             say(f"Written: {table}")
     note_frames(selected.paths)
-    nothing = "" if found.certified_class.any() else _why_nothing(found)
-    complain(selected.unreadable, nothing)
+    why_none = "" if certificate.certified_class.any() else _main_reason(certificate)
+    complain(selected.unreadable, why_none)
 
 
 @dataclass(frozen=True)
@@ -114,15 +117,15 @@ class CertifiedImage:
     """The certificate of one image."""
 
     image: str
-    """Its file, or its number among the selected test images."""
+    """Name of its file, or its number among the selected test images."""
     label: str | None
-    """The class at the equilibrium."""
+    """Predicted class."""
     true_label: str | None
-    """The true class, or None for an image file."""
+    """True class; None for an image file."""
     certified: bool
     radius: float
     margin: float | None
-    """The smallest margin to another class."""
+    """Smallest margin to another class."""
     margin_error: float | None
     """Bound on the error of `margin`."""
     error: float
@@ -141,9 +144,9 @@ def _certified(
 ) -> eq.certificates.Certificate:
     import torch
 
-    by = eq.certificates.certifier(run.model, tuple(images.shape[1:]))
+    certifier = eq.certificates.certifier(run.model, tuple(images.shape[1:]))
     parts = torch.split(images, batch_size)
-    found = []
+    certificates = []
     with (
         run.solving(),
         eq.solving(run.model, tolerance=tolerance),
@@ -152,12 +155,12 @@ def _certified(
         batches = bar.track(parts, total=len(parts), description="certifying")
         refining = _Refining(bar)
         for part in batches:
-            found.append(by(part, refine=refine, progress=refining))
-    return eq.certificates.Certificate.join(found)
+            certificates.append(certifier(part, refine=refine, progress=refining))
+    return eq.certificates.Certificate.join(certificates)
 
 
 class _Refining:
-    """One line of a progress bar for the refinement in all batches; its total grows per batch."""
+    """Progress line for the refinement of all batches; its total grows with each batch."""
 
     def __init__(self, bar: Progress) -> None:
         self.bar = bar
@@ -174,31 +177,32 @@ class _Refining:
             self.bar.advance(self.task)
 
 
-def _why_nothing(found: eq.certificates.Certificate) -> str:
-    return Counter(found.reasons).most_common(1)[0][0]
+def _main_reason(certificate: eq.certificates.Certificate) -> str:
+    """Return the most frequent reason why an image has no certificate."""
+    return Counter(certificate.reasons).most_common(1)[0][0]
 
 
 def _rows(
-    found: eq.certificates.Certificate,
+    certificate: eq.certificates.Certificate,
     names: Sequence[str],
     truths: Sequence[int | None],
     classes: Sequence[str],
 ) -> Iterator[CertifiedImage]:
     for i, (name, truth) in enumerate(zip(names, truths, strict=True)):
-        said = int(found.prediction[i])
-        margin, margin_error = eq.report.labels.nearest_rival(found, i) or (None, None)
+        predicted = int(certificate.prediction[i])
+        margin, margin_error = eq.report.labels.nearest_rival(certificate, i) or (None, None)
         yield CertifiedImage(
             image=name,
-            label=None if said < 0 else classes[said],
+            label=None if predicted < 0 else classes[predicted],
             true_label=None if truth is None else classes[truth],
-            certified=bool(found.certified_class[i]),
-            radius=float(found.radius[i]),
+            certified=bool(certificate.certified_class[i]),
+            radius=float(certificate.radius[i]),
             margin=margin,
             margin_error=margin_error,
-            error=float(found.error[i]),
-            residual=float(found.residual[i]),
-            contraction=float(found.contraction[i]),
-            reason=found.reasons[i],
+            error=float(certificate.error[i]),
+            residual=float(certificate.residual[i]),
+            contraction=float(certificate.contraction[i]),
+            reason=certificate.reasons[i],
         )
 
 
@@ -235,12 +239,12 @@ def _show(rows: Sequence[CertifiedImage]) -> None:
 
 def _summarize(
     run: eq.training.experiment.RecipeModel,
-    found: eq.certificates.Certificate,
+    certificate: eq.certificates.Certificate,
     truths: Sequence[int | None],
 ) -> None:
     print_facts(
-        f"{run.recipe.model.name} on {len(found)} images",
-        eq.report.labels.certificate_rows(found, truths),
+        f"{run.recipe.model.name} on {len(certificate)} images",
+        eq.report.labels.certificate_rows(certificate, truths),
     )
-    for line in eq.report.labels.certificate_reasons(found):
+    for line in eq.report.labels.certificate_reasons(certificate):
         say(line)

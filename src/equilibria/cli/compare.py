@@ -1,4 +1,4 @@
-"""`equilibria compare`: training runs side by side."""
+"""`equilibria compare`: compare training runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from equilibria.cli.faults import printable, writable_folder
 if TYPE_CHECKING:
     from equilibria.report.compare import ComparedRun
 
-WIDTH_OF_LABELS, WIDTH_OF_A_RUN = 32, 20
+LABEL_WIDTH, RUN_WIDTH = 32, 20
+"""Widths of the columns of a table, in characters."""
 PICTURE, PAGE = "compare.png", "compare.md"
 
 Row = tuple[str, list[str]]
@@ -42,19 +43,19 @@ def compare(
     runs: Annotated[list[Path], Argument(help="Folders of runs, finished or not.")],
     output: Annotated[
         Path | None,
-        Option(
-            help="Folder for compare.png, the curves, and compare.md.", callback=writable_folder
-        ),
+        Option(help="Folder for compare.png (curves) and compare.md.", callback=writable_folder),
     ] = None,
     evaluate: Annotated[
         bool,
-        Option("--evaluate", help="Evaluate finished runs on their test images; kept there."),
+        Option(
+            "--evaluate", help="Evaluate finished runs on their test images, and store the result."
+        ),
     ] = False,
     root: DataRoot = None,
     as_json: JsonList = False,
-    device: Annotated[str, Option(help="To evaluate on: auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, Option(help="Device for --evaluate: auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
-    """Show training runs side by side, and where their recipes differ."""
+    """Compare training runs and list the settings that differ."""
     from equilibria.report.compare import comparison_png, differing_settings, read_runs
 
     compared = read_runs(runs)
@@ -67,11 +68,11 @@ def compare(
         eq.training.files.write_atomically(output / PICTURE, picture)
         eq.training.files.write_atomically(output / PAGE, _markdown(compared).encode())
     if as_json:
-        found = [run.as_data() for run in compared]
+        data = [run.as_data() for run in compared]
         differing = differing_settings(compared)
-        for place, run in enumerate(found):
-            run["settings"] = {key: values[place] for key, values in differing.items()}
-        print_json(found)
+        for index, run in enumerate(data):
+            run["settings"] = {key: values[index] for key, values in differing.items()}
+        print_json(data)
         return
     _print_tables(compared)
     if output is not None:
@@ -80,7 +81,7 @@ def compare(
 
 
 def _rows(runs: Sequence[ComparedRun]) -> tuple[list[Row], list[Row]]:
-    """Rows of a label and a cell a run: the facts that some run has, and the settings."""
+    """Return the rows of facts and of differing settings: a label, and one cell per run."""
     from equilibria.report.compare import differing_settings, score_name
 
     score = score_name(runs)
@@ -95,13 +96,13 @@ def _rows(runs: Sequence[ComparedRun]) -> tuple[list[Row], list[Row]]:
 
 
 def _facts(run: Mapping[str, Any], score: str) -> dict[str, str]:
-    """What the tables say of a run, by label; empty where it is not known."""
+    """Return the facts of a run by label; unknown ones are empty."""
 
     def number(key: str, form: str) -> str:
         return shown(run[key], form)
 
     def share(key: str) -> str:
-        """In per cent; what is no share, such as a PSNR, as it is."""
+        """Format as percent; values above 1, such as a PSNR, as plain numbers."""
         return number(key, ".2%" if (run[key] or 0) <= 1 else ".2f")
 
     best = share("best_validation_score")
@@ -127,10 +128,10 @@ def _facts(run: Mapping[str, Any], score: str) -> dict[str, str]:
 
 
 def _markdown(runs: Sequence[ComparedRun]) -> str:
-    """The table, and the picture of the curves beside it, as a page."""
+    """Return a Markdown page with the table and the picture of the curves."""
 
     def line(cells: Sequence[str]) -> str:
-        # A name may hold anything, also markup.
+        # Names can contain markup.
         safe = (escape_html(printable(cell), quote=False) for cell in cells)
         return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in safe) + " |"
 
@@ -141,37 +142,37 @@ def _markdown(runs: Sequence[ComparedRun]) -> str:
         *(line([label, *cells]) for label, cells in facts),
         *(line([f"`{key}`", *cells]) for key, cells in settings),
     ]
-    return "\n".join(["# Runs side by side", "", *rows, "", f"![Curves]({PICTURE})", ""])
+    return "\n".join(["# Comparison of runs", "", *rows, "", f"![Curves]({PICTURE})", ""])
 
 
 def _print_tables(runs: Sequence[ComparedRun]) -> None:
-    """As many runs in a table as there is room for."""
+    """Print tables with as many runs as fit into the width of the terminal."""
     facts, settings = _rows(runs)
-    room = max(1, (output_console().width - WIDTH_OF_LABELS) // WIDTH_OF_A_RUN)
+    room = max(1, (output_console().width - LABEL_WIDTH) // RUN_WIDTH)
     for start in range(0, len(runs), room):
-        some = slice(start, start + room)
-        names = [run.name for run in runs[some]]
-        above = [(label, *cells[some]) for label, cells in facts]
-        below = [(label, *cells[some]) for label, cells in settings]
+        columns = slice(start, start + room)
+        names = [run.name for run in runs[columns]]
+        above = [(label, *cells[columns]) for label, cells in facts]
+        below = [(label, *cells[columns]) for label, cells in settings]
         print_table(("Run", *names), [*above, None, *below], right=names)
 
 
 def _evaluate(runs: Sequence[ComparedRun], device_name: str, root: Path | None) -> None:
-    """Store an evaluation of every finished run that has none."""
+    """Evaluate finished runs without a stored evaluation, and store the results."""
     from equilibria.report.compare import store_evaluation
 
     device = eq.training.processes.choose_device(device_name)
-    waiting = Console(stderr=True)
+    console = Console(stderr=True)
     for run in runs:
         if not run.is_finished or run.evaluation is not None:
             continue
-        with waiting.status(f"Evaluating {escape(printable(run.name))} …"):
+        with console.status(f"Evaluating {escape(printable(run.name))} …"):
             experiment = eq.training.experiment.trained(run.folder, device=device, root=root)
             store_evaluation(run.folder, as_data(experiment, experiment.evaluate()))
 
 
 def _setting(value: Any) -> str:
-    """As YAML would write it."""
+    """Format a setting as YAML."""
     if value is None:
         return "–"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

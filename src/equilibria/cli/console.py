@@ -1,4 +1,4 @@
-"""What the terminal sees."""
+"""Output to the terminal: text, tables, JSON, and progress bars."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from rich.table import Table
 import equilibria as eq
 from equilibria.cli.faults import printable
 
-WIDTH_OF_A_FILE = 200
-"""Columns where the output is not a terminal."""
-LEAST_WIDTH = 8
-"""Of a column in a table, unless its heading is shorter."""
+FILE_WIDTH = 200
+"""Width of output that is not a terminal, in characters."""
+MIN_COLUMN_WIDTH = 8
+"""Smallest width of a column of a table, unless its heading is shorter."""
 
 
 def output_console(*, quiet: bool = False) -> Console:
-    """Where results go: as wide as the terminal, or wide enough for a file."""
+    """Return the console for results, as wide as the terminal, or `FILE_WIDTH`."""
     console = Console(highlight=False, quiet=quiet)
     if not console.is_terminal:
-        console.width = WIDTH_OF_A_FILE
+        console.width = FILE_WIDTH
     return console
 
 
 def say(text: str, *, wrap: bool = False) -> None:
-    """A line as it is, square brackets included, however long; `wrap` is for prose."""
+    """Print a line without markup; `wrap` wraps prose at the width of the terminal."""
     output_console().print(printable(text), markup=False, soft_wrap=not wrap)
 
 
 def print_json(data: Any) -> None:
-    """Data for other programs; a dataclass is an object."""
+    """Print data as JSON; a dataclass is an object."""
     print(printable(eq.training.files.json_text(data)))
 
 
 @contextmanager
 def json_list() -> Iterator[Callable[[Any], None]]:
-    """Prints a JSON list item by item, as `print_json` would print it whole."""
-    begun = False
+    """Yield a function that prints the items of a JSON list one by one."""
+    has_items = False
 
     def add(item: Any) -> None:
-        nonlocal begun
+        nonlocal has_items
         text = printable(eq.training.files.json_text(item))
-        print(",\n" if begun else "[\n", indent(text, "  "), sep="", end="")
-        begun = True
+        print(",\n" if has_items else "[\n", indent(text, "  "), sep="", end="")
+        has_items = True
 
     try:
         yield add
     finally:
-        print("\n]" if begun else "[]")
+        print("\n]" if has_items else "[]")
 
 
 def print_table(
@@ -65,10 +65,14 @@ def print_table(
     unbroken: Container[str] = (),
     title: str | None = None,
 ) -> None:
-    """A table without lines, its cells as they are; None among the rows is a rule.
+    """Print a table.
 
-    right: headings of the columns of numbers.
-    unbroken: headings of columns that are not wrapped.
+    Args:
+        headings: Headings of the columns.
+        rows: Cells of each row, without markup; None is a horizontal line.
+        right: Headings of right-aligned columns, for numbers.
+        unbroken: Headings of columns that are not wrapped.
+        title: Title above the table.
     """
     table = Table(
         box=box.SIMPLE, padding=(0, 1, 0, 0), title=title and _cell(title), title_justify="left"
@@ -78,7 +82,7 @@ def print_table(
             escape(printable(heading)),
             justify="right" if heading in right else "left",
             overflow="fold",
-            min_width=min(LEAST_WIDTH, *map(len, heading.split("\n"))),
+            min_width=min(MIN_COLUMN_WIDTH, *map(len, heading.split("\n"))),
             no_wrap=heading in unbroken,
         )
     for row in rows:
@@ -90,37 +94,40 @@ def print_table(
 
 
 def _cell(text: str) -> str:
-    """The text in one line and as it is, square brackets included."""
+    """Return a text in one line, with markup escaped."""
     return escape(printable(text).replace("\n", "\\n"))
 
 
 def print_facts(
     title: str, rows: Sequence[tuple[str, str]], console: Console | None = None
 ) -> None:
-    """Two columns: what, and how much; without the rows that have no value."""
+    """Print rows of (label, value) as a table, without rows whose value is empty."""
     table = Table(title=_cell(title), title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for what, value in rows:
+    for label, value in rows:
         if value:
-            table.add_row(_cell(what), _cell(value))
+            table.add_row(_cell(label), _cell(value))
     (console or output_console()).print(table)
 
 
 def progress_bar(
     *columns: ProgressColumn, console: Console | None = None, silent: bool = False
 ) -> Progress:
-    """A bar on a terminal only; on stderr, where it leaves no trace, unless a console is given."""
-    shown_on = Console(stderr=True) if console is None else console
+    """Return a progress bar, which is shown on terminals only.
+
+    By default it is on stderr and disappears when it ends.
+    """
+    target = Console(stderr=True) if console is None else console
     return Progress(
         BarColumn(bar_width=20),
         *(columns or (TextColumn("{task.description}"), TimeRemainingColumn(compact=True))),
-        console=shown_on,
+        console=target,
         transient=console is None,
-        disable=silent or not shown_on.is_terminal,
+        disable=silent or not target.is_terminal,
     )
 
 
 def shown(value: Any, form: str = "", unit: str = "") -> str:
-    """A cell of a table; empty where there is no value."""
+    """Format a value for a cell of a table; None is empty."""
     return "" if value is None else f"{value:{form}}{unit}"

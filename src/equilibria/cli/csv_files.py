@@ -1,4 +1,4 @@
-"""CSV as every command writes it: text that no spreadsheet calculates and no terminal obeys."""
+"""CSV output, safe to open in spreadsheets and to print on terminals."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, TextIO
 from equilibria.cli.faults import printable
 
 FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\n", "\r")
-"""A spreadsheet takes a cell that begins with one of these for a formula (OWASP's list)."""
+"""Spreadsheets evaluate cells that start with one of these (OWASP's list)."""
 
 
 def csv_rows(file: TextIO) -> Callable[[Iterable[Any]], object]:
     """Return a function that writes one row of cells to an open file.
 
-    Text gets an apostrophe in front where it would be a formula, and its control characters become
-    visible, as in JSON. Numbers stay as they are.
+    Text that would be a formula is prefixed with an apostrophe, and control characters are escaped
+    as in JSON. Numbers are unchanged.
     """
     writer = csv.writer(file, lineterminator="\n")
     return lambda cells: writer.writerow(map(safe_cell, cells))
 
 
 def safe_cell(value: Any) -> Any:
-    """The value of a CSV cell; names of files and classes may hold anything."""
+    """Return a safe value of a cell: names of files and classes can contain anything."""
     if not isinstance(value, str):
         return value
     text = printable(value)

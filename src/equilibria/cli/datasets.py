@@ -1,4 +1,4 @@
-"""`equilibria datasets`: what there is to train on, what is here, and how to get the rest."""
+"""`equilibria datasets`: list and download data sets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ app.add_typer(datasets_app, name="datasets")
     epilog=examples("equilibria datasets", "equilibria datasets get cifar10 --root data")
 )
 def datasets(context: typer.Context, root: DataRoot = None, as_json: JsonList = False) -> None:
-    """List the data sets, where they are, and how to get them."""
+    """List the data sets, their folders, and how to get them."""
     if context.invoked_subcommand is not None:
         return
     base = known_root(root)
@@ -37,33 +37,33 @@ def datasets(context: typer.Context, root: DataRoot = None, as_json: JsonList = 
             card.size,
             whereabouts(card, base),
             card.license,
-            _short_way(card),
+            _how_to_get(card),
         )
         for card in cards
     ]
     headings = ("Name", "Kind", "Classes", "Size (train + test)", "Here?", "License")
     print_table((*headings, "How to get it"), rows, right=headings[2:3], unbroken=headings[:3])
-    say("What to do, step by step: equilibria datasets get NAME")
+    say("Instructions for one data set: equilibria datasets get NAME")
     if base is None:
-        say("No folder of data sets is known: set EQUILIBRIA_DATA to it, or name it with --root.")
+        say("No folder of data sets is set; use --root FOLDER or set EQUILIBRIA_DATA.")
     else:
-        say(f"Looked for below {base}")
+        say(f"Folder of data sets: {base}")
 
 
 @command("get", to=datasets_app)
 def get_dataset(
     name: Annotated[str, Argument(help="Name of the data set.")], root: DataRoot = None
 ) -> None:
-    """Download a data set from its publisher, or say how to get it."""
+    """Download a data set from its publisher, or explain how to get it."""
     columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
     bar = progress_bar(*columns, console=output_console())
     tasks: dict[str, TaskID] = {}
 
-    def report(file: str, here: int, total: int | None) -> None:
-        """Shows each file that arrives as a line of its own."""
+    def report(file: str, received: int, total: int | None) -> None:
+        """Show one progress line per file."""
         if file not in tasks:
             tasks[file] = bar.add_task(file, total=total)
-        bar.update(tasks[file], completed=here, total=total)
+        bar.update(tasks[file], completed=received, total=total)
 
     card = eq.data.dataset_card(name)
     base = eq.data.data_root(root) if card.folders else None
@@ -74,9 +74,7 @@ def get_dataset(
     except (eq.data.DownloadError, eq.data.MissingDataError):
         raise
     except OSError as error:
-        raise OSError(
-            f"cannot store {name!r}: {error}; choose another folder with --root"
-        ) from None
+        raise OSError(f"cannot store {name!r}: {error}; give another folder with --root") from None
     if folder is None:
         say(f"{name} needs no files. {card.obtain}")
     else:
@@ -84,7 +82,7 @@ def get_dataset(
 
 
 def known_root(root: Path | None) -> Path | None:
-    """The folder of data sets, if there is one."""
+    """Return the folder of data sets; None if it is not known."""
     try:
         return eq.data.data_root(root)
     except eq.data.MissingDataError:
@@ -92,16 +90,16 @@ def known_root(root: Path | None) -> Path | None:
 
 
 def whereabouts(card: eq.data.DataSetCard, base: Path | None) -> str:
-    """Where a data set is below that folder; "always" for one without files, or "no"."""
+    """Return the folder of a data set below `base`, "always" if it needs no files, or "no"."""
     if card.is_own:
         return "yours"
     if not card.folders:
         return "always"
-    found = card.find(base) if base is not None else None
-    return str(found.relative_to(base)) if found is not None and base is not None else "no"
+    folder = card.find(base) if base is not None else None
+    return str(folder.relative_to(base)) if folder is not None and base is not None else "no"
 
 
-def _short_way(card: eq.data.DataSetCard) -> str:
+def _how_to_get(card: eq.data.DataSetCard) -> str:
     if not card.folders:
         return card.obtain
     return f"equilibria datasets get {card.name}" if card.downloads else card.address

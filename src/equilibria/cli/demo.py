@@ -1,4 +1,4 @@
-"""`equilibria demo`: train a small equilibrium network, and show what it computes."""
+"""`equilibria demo`: train a small equilibrium network and write a report."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ EXAMPLES = (
 @command("demo", *EXAMPLES)
 def demo(
     output: Annotated[
-        Path, Option(help="Folder for the run: report, figure, weights, metrics, configuration.")
+        Path, Option(help="Folder for report, figure, weights, metrics and configuration.")
     ] = Path("equilibria-demo"),
     model: Annotated[
-        str, Option(help="Name of the model; `equilibria models` lists them.")
+        str, Option(help="Name of a model (see `equilibria models`).")
     ] = "opteq-small",
-    epochs: Annotated[int | None, Option(min=1, help="Passes over the training images.")] = None,
+    epochs: Annotated[
+        int | None, Option(min=1, help="Number of passes over the training images.")
+    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     overwrite: Overwrite = False,
@@ -42,7 +44,7 @@ def demo(
     console = Console(stderr=True) if as_json else output_console()
     changes = [f"model.name={model}", f"training.seed={seed}"]
     changes += [] if epochs is None else [f"training.epochs={epochs}"]
-    where = eq.training.processes.choose_device(device)
+    torch_device = eq.training.processes.choose_device(device)
     recipe = eq.training.load_recipe(PACKAGED / f"{RECIPE}.yaml", changes)
     known = eq.models.model_options(model)
     options = {name: value for name, value in recipe.model.options.items() if name in known}
@@ -50,19 +52,17 @@ def demo(
     experiment = eq.training.experiment.Experiment.of(recipe)
     if not isinstance(experiment.model, eq.models.EquilibriumClassifier):
         raise TypeError(
-            f"the demonstration needs a classifier with an equilibrium layer, which {model!r} is "
-            "not; try --model opteq-small"
+            f"the demo needs a classifier with an equilibrium layer, and {model!r} has none; use "
+            "for example --model opteq-small"
         )
     try:
         run = eq.training.RunFolder.opened(
             output, recipe.as_data(), experiment.facts(), overwrite=overwrite
         )
     except OSError as error:
-        raise OSError(
-            f"cannot write the run: {error}; choose another folder with --output"
-        ) from None
+        raise OSError(f"cannot write the run: {error}; give another folder with --output") from None
     with keeping(run, eq.training.processes.ALONE):
-        history = follow(experiment, run, where, console, eq.training.processes.ALONE)
+        history = follow(experiment, run, torch_device, console, eq.training.processes.ALONE)
         report = eq.report.run_report(experiment, history, name=str(output))
         page = eq.report.report_page([report], page_footer(experiment))
         eq.training.files.write_atomically(run.report, page.encode())

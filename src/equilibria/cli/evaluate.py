@@ -1,4 +1,4 @@
-"""`equilibria evaluate`: a trained model on its test images, or on those of other data."""
+"""`equilibria evaluate`: evaluate a trained model on test images."""
 
 from __future__ import annotations
 
@@ -41,17 +41,18 @@ def evaluate(
     run: SomeRun,
     options: Annotated[
         list[str] | None,
-        Argument(metavar="KEY=VALUE...", help="Options of the data set that --data names."),
+        Argument(metavar="KEY=VALUE...", help="Options of the data set given by --data."),
     ] = None,
     data: Annotated[
-        str | None, Option(metavar="NAME", help="Another data set, with as many classes.")
+        str | None, Option(metavar="NAME", help="Another data set with the same number of classes.")
     ] = None,
     best: Best = False,
     root: DataRoot = None,
     draw: Annotated[
         Path | None,
         Option(
-            help="PNG of test images with classes, if the run segments.", callback=writable_file
+            help="PNG file of segmented test images, if the run segments images.",
+            callback=writable_file,
         ),
     ] = None,
     certified: Certified = False,
@@ -61,24 +62,24 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model on its test images, or on those of another data set.
 
-    Images of other data are made gray or colored, scaled and cut as those of the run.
+    Images of another data set are converted to the colors and the size of the run's images.
     """
     check_new(draw, overwrite=overwrite)
-    where = eq.training.processes.choose_device(device)
-    experiment = _opened_on(run, where, best, root, data, options or [])
+    torch_device = eq.training.processes.choose_device(device)
+    experiment = _opened_on(run, torch_device, best, root, data, options or [])
     if draw is not None:
-        eq.training.files.write_atomically(draw, _drawn(experiment, where))
-    judged = experiment.until_certain() if certified else experiment
-    result = judged.evaluate()
-    certain = judged.model.share_certified if certified else None
+        eq.training.files.write_atomically(draw, _drawn(experiment, torch_device))
+    evaluated = experiment.until_certain() if certified else experiment
+    result = evaluated.evaluate()
+    share = evaluated.model.share_certified if certified else None
     if as_json:
-        known = {} if certain is None else {"share_certified": certain}
-        print_json(as_data(experiment, result) | known)
+        more = {} if share is None else {"share_certified": share}
+        print_json(as_data(experiment, result) | more)
     else:
         title = f"{experiment.recipe.model.name} on the {len(experiment.test)} test images"
         if data is not None:
             title += f" of {experiment.data.name}"
-        print_facts(title, [*rows(result), ("Class certain", shown(certain, ".1%"))])
+        print_facts(title, [*rows(result), ("Class certified", shown(share, ".1%"))])
     complain(
         unanswered(result.figures.get("unanswered"), result.samples, f"{experiment.task.unit}s")
     )
@@ -92,26 +93,30 @@ def _opened_on(
     data: str | None,
     options: list[str],
 ) -> eq.training.experiment.Experiment:
-    """A run on its own data, or on those that are named."""
+    """Open a run with its data, or with another data set."""
     if data is None:
         if options:
-            raise ValueError(f"{options[0]} is an option of other data: name them with --data")
+            raise ValueError(
+                f"{options[0]} is an option of another data set; give its name with --data"
+            )
         return opened(run, device, best, root)
     other = eq.data.load_dataset(data, root, **eq.training.recipe.with_overrides({}, options))
     experiment = eq.training.elsewhere.on_other_data(opened_model(run, device, best), other)
     if experiment.task.names_classes and other.class_names != experiment.images.class_names:
-        warn("the classes of the data have other names than those of the run: their order counts")
+        warn(
+            "the data set and the run name their classes differently; classes are matched by order"
+        )
     return experiment
 
 
 def _drawn(experiment: eq.training.experiment.Experiment, device: torch.device) -> bytes:
-    """Some test images with their true classes, the predicted ones, and the errors."""
+    """Draw some test images with true classes, predicted classes, and errors."""
     import torch
 
     from equilibria.report.segmentation import segmentation_png
 
     if not isinstance(experiment.task, eq.tasks.Segmentation):
-        raise ValueError("--draw shows the classes of pixels, and this run knows none")
+        raise ValueError("--draw needs a run that segments images, and this one does not")
     images, labels = experiment.some_test_images(DRAWN_IMAGES)
     with torch.no_grad():
         logits = experiment.model(images.to(device))
@@ -127,7 +132,7 @@ def _drawn(experiment: eq.training.experiment.Experiment, device: torch.device) 
 def as_data(
     experiment: eq.training.experiment.Experiment, result: eq.tasks.Evaluation
 ) -> dict[str, Any]:
-    """The evaluation as one object."""
+    """Return an evaluation as JSON-compatible data."""
     return {
         "model": experiment.recipe.model.name,
         "data": experiment.data.name,
@@ -143,12 +148,12 @@ def as_data(
 
 
 def rows(result: eq.tasks.Evaluation) -> list[tuple[str, str]]:
-    """The evaluation as (label, value)."""
-    found = dict(eq.report.labels.figure_rows(result.figures))
-    if result.correct is not None and "Accuracy" in found:
-        found["Accuracy"] += f" ({result.correct} of {result.samples})"
+    """Return an evaluation as rows of (label, value)."""
+    figures = dict(eq.report.labels.figure_rows(result.figures))
+    if result.correct is not None and "Accuracy" in figures:
+        figures["Accuracy"] += f" ({result.correct} of {result.samples})"
     return [
-        *found.items(),
+        *figures.items(),
         ("Loss", shown(result.loss, ".4f")),
         ("Iterations, mean", shown(result.solves.mean_iterations, ".1f")),
         ("Share converged", shown(result.solves.share_converged, ".1%")),

@@ -1,4 +1,4 @@
-"""`equilibria explain`: why a classifier says what it says."""
+"""`equilibria explain`: explain the predictions of a classifier."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def explain(
     files: ImagesOrTests = None,
     output: Annotated[
         Path | None,
-        Option(help="HTML page; explanation.html in the folder of the run if not set, or here."),
+        Option(help="HTML file (default: explanation.html in the folder of the run, or here)."),
     ] = None,
-    samples: Annotated[int, Option(min=1, help="Test images to explain.")] = 9,
+    samples: Annotated[int, Option(min=1, help="Number of test images.")] = 9,
     overwrite: OverwriteFiles = False,
     root: DataRoot = None,
     best: Best = False,
     as_json: JsonList = False,
     device: Device = "auto",
 ) -> None:
-    """Say why a classifier says what it says: the terms of its objective that pulled the decision.
+    """Explain predictions by the contributions of the terms of the hidden objective.
 
-    The page also shows Grad-CAM, the gradient in the image, attention maps, the solve step by step,
-    and what the features are like. With --json a page is written only if --output names it.
+    The page also shows Grad-CAM, the gradient in the image, attention maps, the convergence of the
+    solve, and statistics of the features. With --json the page is written only if --output is set.
     """
-    # A run keeps its page; that of a model which is no folder is written here.
-    own = run / PAGE if run.is_dir() else Path(f"{run.stem}-{PAGE}")
-    page = None if as_json and output is None else output or own
+    # The page of a pretrained model, which has no folder, is written to the current folder.
+    default = run / PAGE if run.is_dir() else Path(f"{run.stem}-{PAGE}")
+    page = None if as_json and output is None else output or default
     check_new(writable_file(page), overwrite=overwrite or (output is None and run.is_dir()))
     selected = select_images(
         run,
@@ -70,46 +70,46 @@ def explain(
         root=root,
     )
     with Console(stderr=True).status("explaining"), selected.run.solving():
-        found = eq.report.explain(
+        explanation = eq.report.explain(
             selected.run.model, selected.images, class_names=selected.run.images.class_names
         )
-        found = replace(found, truths=tuple(selected.truths))
+        explanation = replace(explanation, truths=tuple(selected.truths))
     if page is not None:
         title = f"{selected.run.recipe.model.name} on {selected.run.recipe.data.name}"
         eq.training.files.write_atomically(
-            page, found.html(title, page_footer(selected.run)).encode()
+            page, explanation.html(title, page_footer(selected.run)).encode()
         )
     if as_json:
-        named = zip(selected.names, found.as_data(), strict=True)
-        print_json([{"image": name, **said} for name, said in named])
+        named = zip(selected.names, explanation.as_data(), strict=True)
+        print_json([{"image": name, **data} for name, data in named])
     else:
-        _show(selected.names, found)
-        if found.no_contributions:
-            say(f"Terms cannot be weighed: {found.no_contributions}")
+        _show(selected.names, explanation)
+        if explanation.no_contributions:
+            say(f"The contributions of terms are not known: {explanation.no_contributions}")
         say(f"Written: {page}")
     note_frames(selected.paths)
     complain(selected.unreadable)
 
 
-def _show(names: Sequence[str], found: eq.report.Explanation) -> None:
+def _show(names: Sequence[str], explanation: eq.report.Explanation) -> None:
     rows = []
-    for place, name in enumerate(names):
-        error = found.margin_error(place)
-        terms = found.pulls(place)
-        brought = sorted(terms, key=lambda term: -abs(term[2]))[:NAMED_TERMS]
-        pulled = max(terms, key=lambda term: abs(term[1]), default=None)
+    for index, name in enumerate(names):
+        error = explanation.margin_error(index)
+        terms = explanation.pulls(index)
+        contributions = sorted(terms, key=lambda term: -abs(term[2]))[:NAMED_TERMS]
+        steepest = max(terms, key=lambda term: abs(term[1]), default=None)
         rows.append(
             (
                 name,
-                found.name(int(found.prediction[place])),
-                found.name(int(found.rival[place])),
-                f"{float(found.margin[place]):.4g}",
+                explanation.name(int(explanation.prediction[index])),
+                explanation.name(int(explanation.rival[index])),
+                f"{float(explanation.margin[index]):.4g}",
                 "" if error is None else f"{error:.1e}",
-                "yes" if found.certificate.certified_class[place] else "no",
-                ", ".join(f"{term} {source:+.3g}" for term, _, source in brought),
-                "" if pulled is None else f"{pulled[0]} {pulled[1]:+.3g}",
+                "yes" if explanation.certificate.certified_class[index] else "no",
+                ", ".join(f"{term} {source:+.3g}" for term, _, source in contributions),
+                "" if steepest is None else f"{steepest[0]} {steepest[1]:+.3g}",
             )
         )
     numbers = ("Margin", "±")
-    headings = ("Image", "Class", "Over", *numbers, "Certified", "Brought by", "Largest ∂/∂term")
+    headings = ("Image", "Class", "Over", *numbers, "Certified", "Contributions", "Largest ∂/∂term")
     print_table(headings, rows, right=numbers)

@@ -1,4 +1,4 @@
-"""`equilibria explore`: one page to look into models."""
+"""`equilibria explore`: an interactive page about models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from equilibria.cli.serve import (
 )
 
 CLASSIFIERS = ("predict", "evaluate", "certify")
-"""What is done with trained models that name classes."""
+"""Tasks of pretrained models that are classifiers."""
 
 
 @command(
@@ -33,7 +33,7 @@ CLASSIFIERS = ("predict", "evaluate", "certify")
 def explore(
     runs: Annotated[
         list[Path] | None,
-        Argument(help="Runs of classifiers; those that come with the program if not given."),
+        Argument(help="Runs of classifiers (default: the pretrained classifiers)."),
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
@@ -59,15 +59,17 @@ def explore(
         connections=connections,
     )
     with bind(host, port) as listener:
-        called = hosts(host, names)
-        place = eq.training.processes.choose_device(device)
+        host_names = hosts(host, names)
+        torch_device = eq.training.processes.choose_device(device)
         cards = eq.models.pretrained_cards().values()
-        asked = runs or [Path(card.name) for card in cards if card.task in CLASSIFIERS]
-        explored = [Explored(str(run), opened_model(run, place, best)) for run in asked]
-        # The page starts with the first model: one with samples, and of the models of the package
-        # the one that is most confident in its first sample.
-        explored.sort(key=lambda one: (not len(one.samples()), 0 if runs else -one.confidence()))
-        app = explorer_app(explored, limits, called)
+        selected = runs or [Path(card.name) for card in cards if card.task in CLASSIFIERS]
+        explored = [Explored(str(run), opened_model(run, torch_device, best)) for run in selected]
+        # The page starts with the first model: one with samples, and among pretrained models the
+        # one that is most confident in its first sample.
+        explored.sort(
+            key=lambda model: (not len(model.samples()), 0 if runs else -model.confidence())
+        )
+        app = explorer_app(explored, limits, host_names)
         listener.listen()
         say(f"Open {listener.address}/   Press Ctrl-C to stop.")
         if show:

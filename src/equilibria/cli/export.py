@@ -1,4 +1,4 @@
-"""`equilibria export`: a trained model as a file that other programs run."""
+"""`equilibria export`: write a trained model to a file for other programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 COMPARED = 64
-"""Test images that a file is compared on."""
+"""Number of test images on which the file is compared with the model."""
 
 
 @command(
@@ -37,21 +37,24 @@ COMPARED = 64
 def export(
     run: SomeRun,
     format_: Annotated[
-        str, Option("--format", help="onnx, torch-export or safetensors (weights and recipe).")
+        str,
+        Option("--format", help="Format: onnx, torch-export or safetensors (weights and recipe)."),
     ] = "onnx",
     output: Annotated[
         Path | None,
-        Option(help="File; named after the run if not set.", callback=writable_file),
+        Option(help="Output file (default: named after the run).", callback=writable_file),
     ] = None,
     tolerance: Annotated[
-        float, Option(help="Relative residual at which a sample stops in the graph.")
+        float, Option(help="Relative residual at which a sample has converged in the graph.")
     ] = 3e-6,
-    max_iterations: Annotated[int, Option(min=1, help="Of the loop.")] = 200,
+    max_iterations: Annotated[
+        int, Option(min=1, help="Largest number of iterations of the loop.")
+    ] = 200,
     unrolled: Annotated[
-        int | None, Option(min=1, help="Evaluations of the map in the place of a loop.")
+        int | None, Option(min=1, help="Fixed number of evaluations of the map, instead of a loop.")
     ] = None,
     any_size: Annotated[
-        bool, Option("--any-size", help="Images of any size, where the weights permit.")
+        bool, Option("--any-size", help="Accept images of any size, if the weights permit it.")
     ] = False,
     overwrite: OverwriteFiles = False,
     best: Best = False,
@@ -60,11 +63,11 @@ def export(
 ) -> None:
     """Write a trained model as one file: an ONNX graph, a PyTorch program, or its weights.
 
-    The equilibrium is a loop with a stopping rule for each sample. The file is run, and compared
-    with the model on test images (on random pixels where the data set is not there).
+    The equilibrium is a loop that stops each sample when it has converged. The file is compared
+    with the model on test images, or on random pixels if the data set is missing.
     """
     images = None if format_ == "safetensors" else _test_images(run, best, root)
-    found = eq.export(
+    exported = eq.export(
         run,
         output,
         format=format_,  # type: ignore[arg-type]
@@ -77,10 +80,10 @@ def export(
         overwrite=overwrite,
     )
     if as_json:
-        print_json({**vars(found), "path": str(found.path)})
+        print_json({**vars(exported), "path": str(exported.path)})
     else:
-        print_facts(f"{found.path}", _rows(found, "random" if images is None else "test"))
-    complain(_mismatch(found))
+        print_facts(f"{exported.path}", _rows(exported, "random" if images is None else "test"))
+    complain(_mismatch(exported))
 
 
 def _test_images(run: Path, best: bool, root: Path | None) -> torch.Tensor | None:
@@ -92,31 +95,32 @@ def _test_images(run: Path, best: bool, root: Path | None) -> torch.Tensor | Non
         return None
 
 
-def _rows(found: eq.exports.Exported, what: str) -> list[tuple[str, str]]:
-    compared = f" of {found.samples} {what} images"
-    limits = found.metadata.get("certificate", {}).get("contraction", [])
-    known = [f"{q:.3f}" for q in limits if q is not None]
+def _rows(exported: eq.exports.Exported, kind: str) -> list[tuple[str, str]]:
+    compared = f" of {exported.samples} {kind} images"
+    factors = exported.metadata.get("certificate", {}).get("contraction", [])
+    known = [f"{q:.3f}" for q in factors if q is not None]
     rows: list[tuple[str, Any]] = [
-        ("Format", found.format),
-        ("Size", f"{found.bytes / 1024:.0f} KiB"),
-        ("Contraction, proven", ", ".join(known) if len(known) == len(limits) else "none"),
-        ("Same class", shown(found.same_classes, "", compared)),
-        ("Largest difference of a logit", shown(found.difference, ".1e")),
-        ("Converged in the graph", shown(found.converged, "", compared)),
-        ("Iterations, mean", shown(found.iterations, ".1f")),
+        ("Format", exported.format),
+        ("Size", f"{exported.bytes / 1024:.0f} KiB"),
+        ("Contraction, guaranteed", ", ".join(known) if len(known) == len(factors) else "none"),
+        ("Same class", shown(exported.same_classes, "", compared)),
+        ("Largest difference of a logit", shown(exported.difference, ".1e")),
+        ("Converged in the graph", shown(exported.converged, "", compared)),
+        ("Iterations, mean", shown(exported.iterations, ".1f")),
     ]
     return rows
 
 
-def _mismatch(found: eq.exports.Exported) -> str:
-    """What is wrong with a file that does not compute what the model does; empty if all is well."""
-    if found.difference is None or "unrolled" in found.metadata["iteration"]:
+def _mismatch(exported: eq.exports.Exported) -> str:
+    """Describe the difference between file and model; empty if they agree."""
+    if exported.difference is None or "unrolled" in exported.metadata["iteration"]:
         return ""
-    if found.converged is not None and found.converged < found.samples:
+    if exported.converged is not None and exported.converged < exported.samples:
         return (
-            f"{found.samples - found.converged} of {found.samples} images did not converge in the "
-            "graph: raise --max-iterations, or bound the norms in training (norm: bound)"
+            f"{exported.samples - exported.converged} of {exported.samples} images did not "
+            "converge in the graph; raise --max-iterations, or bound the norms in training "
+            "(norm: bound)"
         )
-    if found.same_classes != found.samples:
-        return "the file names other classes than the model: lower --tolerance"
+    if exported.same_classes != exported.samples:
+        return "the file and the model predict different classes; lower --tolerance"
     return ""

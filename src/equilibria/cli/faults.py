@@ -1,4 +1,4 @@
-"""What can go wrong in a command: one sentence and an exit code; `--debug` shows the traceback."""
+"""Errors of commands: one sentence and an exit code; `--debug` shows the traceback."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from rich.console import Console
 from rich.text import Text
 
 MISTAKES = (ImportError, OSError, TypeError, ValueError)
-"""What was asked for cannot be done: exit code 2."""
+"""Errors in arguments and inputs: exit code 2."""
 FAILURES = (MemoryError, RuntimeError)
-"""What was begun could not be finished: exit code 1."""
+"""Failures during the computation: exit code 1."""
 ALLOCATOR = "DefaultCPUAllocator: "
-"""In the message of PyTorch where memory is exhausted."""
+"""Part of the message of PyTorch when memory is exhausted."""
 DEFECT = 70
-"""A fault of the program itself; sysexits.h calls it EX_SOFTWARE."""
+"""Exit code for a bug of the program, EX_SOFTWARE of sysexits.h."""
 INTERRUPTED = 130
-NAMED_FILES = 5
-"""In a sentence on many of them."""
+MAX_NAMED_FILES = 5
+"""Largest number of files that a warning names."""
 
-WRITE = "name a place that can be written, or change its rights"
+WRITE = "give a writable path, or change its permissions"
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n)"),
     errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
     errno.EIO: "the disk may be failing",
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), WRITE),
-    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR), "name another place"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR), "give another path"),
 }
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.EIO}
 
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""What moves a cursor, changes colors or the direction of text, or cannot be encoded."""
+"""Characters that move the cursor, change colors or text direction, or cannot be encoded."""
 
 debug = False
-"""Whether tracebacks are shown; set anew for every command."""
+"""Whether tracebacks are shown; set for every command."""
 
 
 class FaultError(Exception):
-    """A sentence, and the exit code of the program."""
+    """Error with a message for the user and the exit code of the program."""
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
@@ -56,31 +56,31 @@ class FaultError(Exception):
 
 
 def printable(text: str) -> str:
-    """The text with control characters, of file names for instance, made visible as in JSON."""
-    return UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    """Return a text with control characters escaped as in JSON; file names can contain them."""
+    return UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
-    """End the program with one line that says what is wrong and what to do."""
+    """Print an error message and end the program."""
     line = Text.assemble(("Error:", "bold red"), " ", printable(message))
     Console(stderr=True, soft_wrap=True).print(line)
     raise typer.Exit(code)
 
 
 def warn(message: Warning | str, *_: object, **__: object) -> None:
-    """In the place of `warnings.showwarning`: where in our code it arose helps nobody."""
+    """Print a warning without its place in the code, as `warnings.showwarning`."""
     line = Text.assemble(("Warning:", "bold yellow"), " ", printable(str(message)))
     Console(stderr=True, soft_wrap=True).print(line)
 
 
 def sentence(error: BaseException) -> str:
-    """What went wrong, and what to do about it."""
+    """Return the message of an error, with a remedy if one is known."""
     if isinstance(error, OSError) and error.errno is not None and error.strerror is not None:
-        place = f"{error.filename}: " if error.filename is not None else ""
-        remedy = f": {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
-        return f"{place}{error.strerror.lower()}{remedy}"
+        prefix = f"{error.filename}: " if error.filename is not None else ""
+        remedy = f"; {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
+        return f"{prefix}{error.strerror.lower()}{remedy}"
     if isinstance(error, MemoryError) or ALLOCATOR in str(error):
-        return "there is not enough memory: take smaller batches, images or models"
+        return "out of memory; use smaller batches, images or models"
     return str(error) or type(error).__name__
 
 
@@ -93,8 +93,8 @@ def code_of(error: BaseException) -> int:
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Faults, and Ctrl-C, end the program with a sentence; unknown ones are ours to mend."""
+def reported_errors() -> Iterator[None]:
+    """End the program with a message on errors and Ctrl-C; unexpected errors are bugs."""
     try:
         yield
     except (typer.Exit, typer.Abort, BrokenPipeError):
@@ -106,89 +106,94 @@ def told() -> Iterator[None]:
         fail(sentence(error), code_of(error))
     except Exception as error:
         if hasattr(error, "exit_code") and hasattr(error, "show"):
-            raise  # A mistake in the command line, of click's or typer's own, which tell it.
+            raise  # Click and typer print errors in the command line themselves.
         show_traceback()
-        what = f"{type(error).__name__}: {error}"
-        fail(f"a defect of the program ({what}); --debug shows where, for a report of it", DEFECT)
+        bug = f"{type(error).__name__}: {error}"
+        fail(f"this is a bug in the program ({bug}); please report it with --debug output", DEFECT)
 
 
 def show_traceback() -> None:
-    """Of the error that is handled, if `--debug` asks for it."""
+    """Print the traceback of the current error if `--debug` is set."""
     if debug:
         Console(stderr=True, soft_wrap=True).print(printable(format_exc()), markup=False)
 
 
 def complain(*sentences: str) -> None:
-    """End the program, after what was found has been printed, if something is to be said of it."""
-    said = [sentence for sentence in sentences if sentence]
-    if said:
-        raise FaultError("\n".join(said))
+    """Raise an error with those of the sentences that are not empty, if any.
+
+    Commands call it after they have printed their results.
+    """
+    problems = [sentence for sentence in sentences if sentence]
+    if problems:
+        raise FaultError("\n".join(problems))
 
 
 def unreadable(problems: Sequence[Exception], count: int) -> str:
-    """Of the images, `count` of them, that could not be read; empty if all could."""
+    """Describe the images, of `count`, that could not be used; empty if there are none."""
     lines = "\n".join(sentence(problem) for problem in problems)
-    return lines and f"{len(problems)} of {count} images were left out:\n{lines}"
+    return lines and f"{len(problems)} of {count} images were skipped:\n{lines}"
 
 
-def unanswered(count: float | None, total: int, of: str = "images") -> str:
-    """Of the images for which a model has no answer; empty if it has one for all."""
+def unanswered(count: float | None, total: int, unit: str = "images") -> str:
+    """Describe the images for which the model's outputs are not finite; empty if there are none."""
     if not count:
         return ""
     return (
-        f"the model has no answer for {count:.0f} of {total} {of}, which counts as wrong: its "
-        "outputs are NaN or infinite. Look for NaN in its weights and in the images; train it "
-        "again with a lower learning rate, or take the weights that validated best (--best)"
+        f"the outputs of the model are NaN or infinite for {count:.0f} of {total} {unit}, which "
+        "count as wrong. Check the weights and the images for NaN; train again with a lower "
+        "learning rate, or use the weights with the best validation score (--best)"
     )
 
 
 def writable_file(path: Path | None) -> Path | None:
-    """A callback of options: work of hours must not be lost to a slip in the path of its output."""
+    """Check that a file can be written, before hours of work are lost; a callback of options."""
     if path is not None:
         if path.is_dir():
-            raise IsADirectoryError(f"{path} is a folder: name a file in it")
+            raise IsADirectoryError(f"{path} is a folder; give a file in it")
         if not path.parent.is_dir():
-            raise NotADirectoryError(f"there is no folder {path.parent}: create it for {path.name}")
+            raise NotADirectoryError(
+                f"there is no folder {path.parent}; create it before writing {path.name}"
+            )
         _try_to_write(path.parent)
     return path
 
 
 def writable_folder(path: Path | None) -> Path | None:
-    """The same for a folder, which is made when there is something to put into it."""
+    """Check that a folder can be written or created; a callback of options."""
     if path is not None:
-        there = next((place for place in (path, *path.parents) if place.exists()), Path())
-        if not there.is_dir():
-            raise NotADirectoryError(f"{there} is a file: name a folder, not {path}")
-        _try_to_write(there)
+        existing = next((parent for parent in (path, *path.parents) if parent.exists()), Path())
+        if not existing.is_dir():
+            raise NotADirectoryError(f"{existing} is a file; {path} must be a folder")
+        _try_to_write(existing)
     return path
 
 
 def check_new(*paths: Path | None, overwrite: bool) -> None:
-    """Nobody's file is replaced unasked."""
-    there = next((path for path in paths if path is not None and path.exists()), None)
-    if there is not None and not overwrite:
-        raise FileExistsError(f"{there} exists: --overwrite replaces it, or name another place")
+    """Raise FileExistsError if a file exists and `overwrite` is false."""
+    existing = next((path for path in paths if path is not None and path.exists()), None)
+    if existing is not None and not overwrite:
+        raise FileExistsError(f"{existing} exists; use --overwrite, or give another path")
 
 
 STANDARD_OUTPUT = Path("-")
 
 
 def check_table(table: Path | None, *, as_json: bool, overwrite: bool) -> None:
-    """`--csv` before the work starts: a place that can be written, or the standard output alone."""
+    """Check the argument of `--csv` before the work starts."""
     if as_json and table == STANDARD_OUTPUT:
-        raise ValueError("--json and --csv - both take the standard output: choose one")
+        raise ValueError("--json and --csv - both write to standard output; use one of them")
     if table is not None and table != STANDARD_OUTPUT:
         check_new(writable_file(table), overwrite=overwrite)
 
 
 def note_frames(files: Iterable[Path]) -> None:
-    """Say which of the files hold more than the one picture that is looked at."""
+    """Warn about files with several frames or pages, of which only the first is used."""
     from equilibria.data.image_files import has_several_frames
 
     several = [str(file) for file in files if has_several_frames(file)]
     if several:
-        named = ", ".join(several[:NAMED_FILES]) + ", …" * (len(several) > NAMED_FILES)
-        warn(f"of several frames or pages the first counts: {named}")
+        named = ", ".join(several[:MAX_NAMED_FILES]) + ", …" * (len(several) > MAX_NAMED_FILES)
+        warn(f"only the first frame or page is used of: {named}")
 
 
 def _try_to_write(folder: Path) -> None:
@@ -196,5 +201,5 @@ def _try_to_write(folder: Path) -> None:
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        what = f"cannot be written ({error.strerror})"
-        raise OSError(error.errno, what, str(folder)) from None
+        message = f"cannot be written ({error.strerror})"
+        raise OSError(error.errno, message, str(folder)) from None

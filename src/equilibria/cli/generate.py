@@ -1,4 +1,4 @@
-"""`equilibria generate`: new images of a trained generator, and how good they are."""
+"""`equilibria generate`: samples and reconstructions of a generator, and their quality."""
 
 from __future__ import annotations
 
@@ -31,22 +31,24 @@ from equilibria.cli.faults import check_new, warn, writable_file
 )
 def generate(
     run: Annotated[
-        Path, Argument(help="Run of a generator or an autoencoder, or --model mnist-generator.")
+        Path, Argument(help="Run of a generator or autoencoder, or --model mnist-generator.")
     ],
     output: Annotated[
         Path,
-        Option(help="PNG of samples; reconstructions are drawn beside it.", callback=writable_file),
+        Option(
+            help="PNG file of samples; reconstructions are written next to it.",
+            callback=writable_file,
+        ),
     ] = Path("equilibria-samples.png"),
-    samples: Annotated[int, Option(min=1, help="Images to draw.")] = 64,
+    samples: Annotated[int, Option(min=1, help="Number of samples.")] = 64,
     density: Annotated[
-        str | None, Option(help="Of the latents: gmm or vae-gmm; the run's own if not set.")
+        str | None,
+        Option(help="Density of the latents: gmm or vae-gmm (default: that of the run)."),
     ] = None,
     latents: Annotated[
-        int, Option(min=2, help="Training images whose latents the density is fitted to.")
+        int, Option(min=2, help="Number of training images whose latents the density is fitted to.")
     ] = 2000,
-    images: Annotated[
-        int, Option(min=2, help="Test images that are reconstructed and compared with.")
-    ] = 500,
+    images: Annotated[int, Option(min=2, help="Number of test images to reconstruct.")] = 500,
     overwrite: OverwriteFiles = False,
     seed: Seed = 0,
     root: DataRoot = None,
@@ -54,10 +56,10 @@ def generate(
     as_json: JsonObject = False,
     device: Device = "auto",
 ) -> None:
-    """Draw new images and reconstructions with a trained generator, and measure both."""
+    """Draw samples and reconstructions with a trained generator, and measure their quality."""
     reconstructions = output.with_name(f"{output.stem}-reconstructions{output.suffix}")
     check_new(output, reconstructions, overwrite=overwrite)
-    where = eq.training.processes.choose_device(device)
+    torch_device = eq.training.processes.choose_device(device)
     common: dict[str, Any] = {
         "samples": samples,
         "density": density,
@@ -66,40 +68,50 @@ def generate(
     }
     written = [output]
     try:
-        experiment = opened(run, where, best, root)
+        experiment = opened(run, torch_device, best, root)
     except eq.data.MissingDataError as missing:
-        warn(f"without the data of the run samples are drawn, but nothing is compared: {missing}")
-        chosen = opened_model(run, where, best)
-        found, drawn = eq.report.generation.generate_without_data(chosen, where, run, **common)
+        warn(
+            f"the samples are not compared with images, because the data set is missing: {missing}"
+        )
+        chosen = opened_model(run, torch_device, best)
+        result, drawn = eq.report.generation.generate_without_data(
+            chosen, torch_device, run, **common
+        )
     else:
-        # A run keeps the latents of its last weights, not those of its best.
+        # Runs store latents of their last weights, not of their best.
         known = None if best else eq.training.packed.kept_latents(run)
         with progress_bar(silent=as_json) as progress:
-            task = progress.add_task("a density of latents", total=None)
+            task = progress.add_task("fitting a density", total=None)
 
-            def show(what: str, done: int, total: int) -> None:
-                progress.update(task, description=what, completed=done, total=total)
+            def show(step: str, done: int, total: int) -> None:
+                progress.update(task, description=step, completed=done, total=total)
 
-            found, drawn, drawn_again = eq.report.generate(
-                experiment, where, folder=run, images=images, known=known, on_step=show, **common
+            result, drawn, reconstructed = eq.report.generate(
+                experiment,
+                torch_device,
+                folder=run,
+                images=images,
+                known=known,
+                on_step=show,
+                **common,
             )
-        eq.training.files.write_atomically(reconstructions, drawn_again.png())
+        eq.training.files.write_atomically(reconstructions, reconstructed.png())
         written.append(reconstructions)
     eq.training.files.write_atomically(output, drawn.png())
     if as_json:
-        print_json(found)
+        print_json(result)
         return
     facts = [
-        (f"Density of {found.fitted_to} latents", found.density),
-        ("FID of samples", shown(found.sample_fid, ".2f")),
+        (f"Density of {result.fitted_to} latents", result.density),
+        ("FID of samples", shown(result.sample_fid, ".2f")),
     ]
-    for some in found.reconstructions:
-        by = f"reconstructions ({some.latents_by})"
-        facts.append((f"PSNR of {by}, mean (dB)", f"{some.psnr:.2f}"))
-        facts.append((f"PSNR of {by}, median (dB)", f"{some.median_psnr:.2f}"))
-        facts.append((f"FID of {by}", shown(some.fid, ".2f")))
-    print_facts(f"{found.model} on {found.data}", facts)
-    if found.features is not None:
-        say(f"FID: {found.features}; {found.images} images a side.")
+    for quality in result.reconstructions:
+        by = f"reconstructions ({quality.latents_by})"
+        facts.append((f"PSNR of {by}, mean (dB)", f"{quality.psnr:.2f}"))
+        facts.append((f"PSNR of {by}, median (dB)", f"{quality.median_psnr:.2f}"))
+        facts.append((f"FID of {by}", shown(quality.fid, ".2f")))
+    print_facts(f"{result.model} on {result.data}", facts)
+    if result.features is not None:
+        say(f"FID: {result.features}; {result.images} images on each side.")
     for path in written:
-        say(f"Drawn: {path}")
+        say(f"Written: {path}")

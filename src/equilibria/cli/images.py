@@ -1,4 +1,4 @@
-"""The images that a command on a classifier works on: image files, or test images of the run."""
+"""Images for commands on classifiers: image files, or test images of the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AnyRun = TypeVar("AnyRun", bound="eq.training.experiment.RecipeModel")
 
 @dataclass(frozen=True)
 class SelectedImages:
-    """Images in the size and colors that a classifier takes, and the run of that classifier."""
+    """Images in the size and colors of a classifier's input, and the run of the classifier."""
 
     run: eq.training.experiment.RecipeModel
     images: torch.Tensor
@@ -29,12 +29,13 @@ class SelectedImages:
     truths: Sequence[int | None]
     """Per image: its true class, or None for an image file."""
     paths: Sequence[Path]
-    """Image files that were found; empty for test images."""
+    """Image files; empty for test images."""
     problems: Sequence[Exception]
     """One error per file that could not be read."""
 
     @property
     def unreadable(self) -> str:
+        """Description of the files that could not be read; empty if there are none."""
         return unreadable(self.problems, len(self.paths))
 
 
@@ -42,7 +43,7 @@ def classifier(run: AnyRun) -> AnyRun:
     """Return the run if it classifies images.
 
     Raises:
-        ValueError: If it does something else.
+        ValueError: If it does not.
     """
     if run.images.kind != "classification" or not run.task.names_classes:
         raise ValueError(
@@ -65,8 +66,8 @@ def select_images(
 
     Args:
         run: Folder of the run, or name of a pretrained model.
-        files: Image files and folders of them, which are framed as in training. If empty, test
-            images of the run are loaded, evenly spread over the test set.
+        files: Image files and folders of them; images are resized and cropped as in training. If
+            empty, test images of the run are loaded, evenly spread over the test set.
         samples: Number of test images.
         device: Device of the model and of the images.
         best: Whether to load the weights of the epoch with the best validation score.
@@ -81,15 +82,15 @@ def select_images(
     if not files:
         experiment = classifier(opened(run, device, best, root))
         images, labels = experiment.some_test_images(samples)
-        names = [str(place) for place in range(len(images))]
+        names = [str(index) for index in range(len(images))]
         return SelectedImages(experiment, images.to(device), names, labels.tolist(), [], [])
     model = classifier(opened_model(run, device, best))
     read = partial(eq.data.read_pixels, framing=model.images.frame, is_gray=model.images.is_gray)
     problems: list[Exception] = []
     paths = eq.data.find_images(files)
-    found = list(eq.data.image_files.readable(paths, read, problems.append))
-    if not found:
+    loaded = list(eq.data.image_files.readable(paths, read, problems.append))
+    if not loaded:
         complain(unreadable(problems, len(paths)))
-    images = torch.stack([pixels for _, pixels in found]).to(device)
-    names = [str(path) for path, _ in found]
+    images = torch.stack([pixels for _, pixels in loaded]).to(device)
+    names = [str(path) for path, _ in loaded]
     return SelectedImages(model, images, names, [None] * len(names), paths, problems)

@@ -1,4 +1,4 @@
-"""`equilibria models`: what can be made by name."""
+"""`equilibria models`: list models and pretrained models."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from equilibria.cli.console import print_json, print_table, say
 )
 def models(
     name: Annotated[
-        str | None, Argument(help="A model, to see its parts and its hidden objective.")
+        str | None, Argument(help="Name of a model, to show its parts and hidden objective.")
     ] = None,
-    markdown: Annotated[bool, Option(help="The list as a Markdown table.")] = False,
+    markdown: Annotated[bool, Option(help="Print the list as a Markdown table.")] = False,
     pretrained: Annotated[
-        bool, Option("--pretrained", help="Trained models that come with the program.")
+        bool, Option("--pretrained", help="List pretrained models, or show one.")
     ] = False,
     as_json: JsonList = False,
 ) -> None:
-    """List the models that can be made by name, or show one of them."""
+    """List the models that can be created by name, or show one of them."""
     if pretrained:
         _show_pretrained(name, as_json)
     elif as_json:
-        print_json([_as_data(one) for one in ([name] if name else eq.models.list_models())])
+        print_json([_as_data(model) for model in ([name] if name else eq.models.list_models())])
     elif name is None or markdown:
         _show_models(markdown)
     else:
@@ -41,18 +41,18 @@ def models(
 
 
 def _as_data(name: str) -> dict[str, Any]:
-    found = eq.models.describe_model(name)
-    card = {key: value for key, value in vars(found.card).items() if key != "options"}
-    known = {key: value for key, value in vars(found).items() if key not in ("card", "parts")}
-    return {"name": name, **card, **known}
+    description = eq.models.describe_model(name)
+    card = {key: value for key, value in vars(description.card).items() if key != "options"}
+    facts = {key: value for key, value in vars(description).items() if key not in ("card", "parts")}
+    return {"name": name, **card, **facts}
 
 
 def _show_pretrained(name: str | None, as_json: bool) -> None:
-    """The cards of trained models."""
+    """Print the cards of pretrained models."""
     cards = eq.models.pretrained_cards()
     if name is not None:
         if name not in cards:
-            eq.models.pretrained.pretrained_file(name)  # An error that names the nearest.
+            eq.models.pretrained.pretrained_file(name)  # Raises an error with similar names.
         cards = {name: cards[name]}
     if as_json:
         print_json([vars(card) for card in cards.values()])
@@ -63,7 +63,7 @@ def _show_pretrained(name: str | None, as_json: bool) -> None:
             (card.name, card.summary, card.data, _size(card), card.use) for card in cards.values()
         ]
         print_table(("Name", "What it is", "Data", "Size", "Try"), rows, unbroken=("Name",))
-        say("How one was made, and its figures: equilibria models NAME --pretrained")
+        say("Training and accuracy of one model: equilibria models NAME --pretrained")
 
 
 def _size(card: eq.models.PretrainedCard) -> str:
@@ -71,17 +71,22 @@ def _size(card: eq.models.PretrainedCard) -> str:
 
 
 def _show_models(markdown: bool) -> None:
-    """A table for the terminal, or as docs/models.md holds it."""
+    """Print the list of models as a table, or in Markdown for docs/models.md."""
     rows = []
     lines = ["| name | what it is | paper | parameters | reported | objective | guarantee |"]
     lines.append("|---|---|---|---:|---:|---|---|")
     for name in eq.models.list_models():
-        found = eq.models.describe_model(name)
-        kind = found.objective_kind if found.is_equilibrium else ""
-        cells = [found.card.paper, f"{found.parameters:,}", found.card.reported, kind]
-        cells.append(found.guarantee or "")
+        description = eq.models.describe_model(name)
+        kind = description.objective_kind if description.is_equilibrium else ""
+        cells = [
+            description.card.paper,
+            f"{description.parameters:,}",
+            description.card.reported,
+            kind,
+        ]
+        cells.append(description.guarantee or "")
         rows.append((name, *cells))
-        lines.append(f"| {' | '.join([f'`{name}`', found.card.summary, *cells])} |")
+        lines.append(f"| {' | '.join([f'`{name}`', description.card.summary, *cells])} |")
     if markdown:
         print("\n".join(lines))
         return
@@ -90,29 +95,29 @@ def _show_models(markdown: bool) -> None:
     print_table(headings, rows, right=("Parameters", "reported"), unbroken=unbroken)
     say(
         "Objective: whether the output minimizes a known function (empty: no equilibrium). "
-        "Guarantee: what is proven for every input; q is the contraction factor of the map.\n"
-        "More on one of them: equilibria models NAME",
+        "Guarantee: properties that hold for every input; q is the contraction factor of the map.\n"
+        "Details of one model: equilibria models NAME",
         wrap=True,
     )
 
 
 def _show_model(name: str) -> None:
-    """The parts of a model, its hidden objective and its options."""
-    found = eq.models.describe_model(name)
+    """Print the parts, the hidden objective, and the options of a model."""
+    description = eq.models.describe_model(name)
     rows = [
         (part.path.removeprefix("layer."), part.kind, part.details, f"{part.parameters:,}")
-        for part in found.parts
+        for part in description.parts
     ]
-    reported = f" (reported: {found.card.reported})" if found.card.reported else ""
-    total = ("all", "", "", f"{found.parameters:,}{reported}")
-    say(f"{name}  {found.card.summary}")
-    if found.card.paper:
-        say(f"Paper: {found.card.paper}")
+    reported = f" (reported: {description.card.reported})" if description.card.reported else ""
+    total = ("all", "", "", f"{description.parameters:,}{reported}")
+    say(f"{name}  {description.card.summary}")
+    if description.card.paper:
+        say(f"Paper: {description.card.paper}")
     print_table(
         ("Part", "Kind", "Details", "Parameters"), [*rows, None, total], right=("Parameters",)
     )
-    if found.is_equilibrium:
-        say(f"Hidden objective: {found.objective or 'none'}")
-        say(f"Guarantee: {found.guarantee or 'none'}\n")
+    if description.is_equilibrium:
+        say(f"Hidden objective: {description.objective or 'none'}")
+        say(f"Guarantee: {description.guarantee or 'none'}\n")
     options = ", ".join(f"{key}={value!r}" for key, value in eq.models.model_options(name).items())
     say(f"Options: {options}")

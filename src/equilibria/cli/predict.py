@@ -1,4 +1,4 @@
-"""`equilibria predict`: what a trained model sees in image files."""
+"""`equilibria predict`: predict classes for image files."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     AnyPrediction: TypeAlias = eq.training.Prediction | PixelPrediction
 
-LEAST_SHARE = 0.01
-"""Smallest share of the pixels with which a class is named in the table."""
-MOST_ROWS = 200
+MIN_SHARE = 0.01
+"""Smallest share of the pixels for which the table names a class."""
+MAX_ROWS = 200
 """Maximum number of rows in a table of files; with more files a summary is printed."""
 
 
@@ -60,10 +60,10 @@ def predict(
     run: SomeRun,
     images: Annotated[list[Path], Argument(help="Image files, or folders of them.")],
     top: Annotated[
-        int | None, Option(min=1, help="Classes to name, with their confidences, of each image.")
+        int | None, Option(min=1, help="Number of classes per image, with confidences.")
     ] = None,
     table: Annotated[
-        Path | None, Option("--csv", help="CSV file, a line an image; - is standard output.")
+        Path | None, Option("--csv", help="CSV file with one line per image; - is standard output.")
     ] = None,
     output: Annotated[
         Path,
@@ -75,81 +75,88 @@ def predict(
     as_json: JsonList = False,
     device: Device = "auto",
 ) -> None:
-    """Classify image files, or their pixels, with a trained model; its data set is not needed."""
+    """Classify image files or their pixels; the data set of the run is not needed."""
     from equilibria.report.segmentation import predict_pixels
 
     check_table(table, as_json=as_json, overwrite=overwrite)
-    where = eq.training.processes.choose_device(device)
+    torch_device = eq.training.processes.choose_device(device)
     files = eq.data.find_images(images)
-    opened = opened_model(run, where, best)
+    opened = opened_model(run, torch_device, best)
     if not opened.task.names_classes:
         task = opened.recipe.task.name
-        raise ValueError(f"a run of the task {task!r} has no classes to predict")
+        raise ValueError(
+            f"equilibria predict needs a run that predicts classes; its task is {task!r}"
+        )
     problems: list[Exception] = []
-    found: Iterable[AnyPrediction]
+    predictions: Iterable[AnyPrediction]
     if isinstance(opened.task, eq.tasks.Segmentation):
         if certified:
-            raise ValueError("--certified is for runs that classify whole images")
+            raise ValueError("--certified needs a run that classifies whole images, not pixels")
         writable_folder(output)
-        found = predict_pixels(
-            opened, files, where, output, problems.append, top=top, overwrite=overwrite
+        predictions = predict_pixels(
+            opened, files, torch_device, output, problems.append, top=top, overwrite=overwrite
         )
         columns = _pixel_columns(opened.images.class_names)
     else:
-        told = eq.training.predictions(
-            opened.model,
-            files,
-            top=top or 1,
-            certified=certified,
-            on_unreadable=problems.append,
+        predictions = cast(
+            "Iterable[AnyPrediction]",
+            eq.training.predictions(
+                opened.model,
+                files,
+                top=top or 1,
+                certified=certified,
+                on_unreadable=problems.append,
+            ),
         )
-        found = cast("Iterable[AnyPrediction]", told)
         columns = _class_columns(min(top or 1, opened.images.num_classes), certified)
     summary = _Summary()
     is_quiet = as_json or table == STANDARD_OUTPUT
     with ExitStack() as stack:
-        tell: list[Callable[[AnyPrediction], object]] = [summary.add]
+        outputs: list[Callable[[AnyPrediction], object]] = [summary.add]
         if as_json:
-            tell.append(stack.enter_context(json_list()))
+            outputs.append(stack.enter_context(json_list()))
         if table is not None:
-            tell.append(stack.enter_context(_csv_lines(table, columns)))
+            outputs.append(stack.enter_context(_csv_lines(table, columns)))
         bar = stack.enter_context(progress_bar(silent=is_quiet))
-        for one in bar.track(found, total=len(files), description="predicting"):
-            for to in tell:
-                to(one)
+        for prediction in bar.track(predictions, total=len(files), description="predicting"):
+            for output_to in outputs:
+                output_to(prediction)
     if not is_quiet:
         summary.show()
         if table is not None:
             say(f"Written: {table}")
     note_frames(files)
-    complain(unreadable(problems, len(files)), unanswered(summary.silent, summary.count))
+    complain(unreadable(problems, len(files)), unanswered(summary.unanswered, summary.count))
 
 
 @dataclass
 class _Summary:
-    """The first predictions, and totals per class that replace them if there are many."""
+    """The first predictions, and totals per class that are shown instead if there are many."""
 
     first: list[AnyPrediction] = field(default_factory=list)
     count: int = 0
-    silent: int = 0
-    """Number of images without an answer."""
+    unanswered: int = 0
+    """Number of images for which the outputs are not finite."""
     classes: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0] * 3))
-    """Per class: number of images, sum of their confidences, and sum of the shares of pixels."""
+    """Number of images, sum of confidences, and sum of shares of pixels, per class."""
 
-    def add(self, one: AnyPrediction) -> None:
+    def add(self, prediction: AnyPrediction) -> None:
         self.count += 1
-        if self.count <= MOST_ROWS:
-            self.first.append(one)
-        shares = {one.label: 1.0} if isinstance(one, eq.training.Prediction) else one.classes
-        self.silent += not any(shares)
+        if self.count <= MAX_ROWS:
+            self.first.append(prediction)
+        if isinstance(prediction, eq.training.Prediction):
+            shares = {prediction.label or "": 1.0}
+        else:
+            shares = prediction.classes
+        self.unanswered += not any(shares)
         for name, share in shares.items():
             total = self.classes[name or "no answer"]
             total[0] += 1
-            total[1] += 0.0 if math.isnan(one.confidence) else one.confidence
+            total[1] += 0.0 if math.isnan(prediction.confidence) else prediction.confidence
             total[2] += share
 
     def show(self) -> None:
-        if self.count > MOST_ROWS:
+        if self.count > MAX_ROWS:
             self._show_classes()
         elif self.first:
             _show(self.first)
@@ -160,13 +167,17 @@ class _Summary:
         of_pixels = isinstance(self.first[0], PixelPrediction)
         last = "Share of pixels" if of_pixels else "Confidence, mean"
         rows = [
-            (name, f"{images:.0f}", f"{(share / self.count if of_pixels else sure / images):.1%}")
-            for name, (images, sure, share) in sorted(
+            (
+                name,
+                f"{images:.0f}",
+                f"{(share / self.count if of_pixels else confidence / images):.1%}",
+            )
+            for name, (images, confidence, share) in sorted(
                 self.classes.items(), key=lambda item: -item[1][2]
             )
         ]
         print_table(("Class", "Images", last), rows, right=("Images", last))
-        say(f"{self.count} images. --csv FILE or --json says what each of them shows.")
+        say(f"{self.count} images. Use --csv FILE or --json for predictions per image.")
 
 
 def _show(predictions: Sequence[AnyPrediction]) -> None:
@@ -175,23 +186,23 @@ def _show(predictions: Sequence[AnyPrediction]) -> None:
     rows = []
     for p in predictions:
         if isinstance(p, PixelPrediction):
-            named = (f"{n} {s:.1%}" for n, s in p.classes.items() if s >= LEAST_SHARE)
-            said = [p.drawn, ", ".join(named)]
+            named = (f"{n} {s:.1%}" for n, s in p.classes.items() if s >= MIN_SHARE)
+            cells = [p.drawn, ", ".join(named)]
         else:
-            said = [p.label or "no answer"]
-        solve = (shown(p.iterations), "yes" * bool(p.converged), *_certain(p))
-        sure = "" if math.isnan(p.confidence) else f"{p.confidence:.1%}"
-        rows.append((p.file, *said, sure, *_others(p), *solve))
+            cells = [p.label or "no answer"]
+        solve = (shown(p.iterations), "yes" * bool(p.converged), *_certified_cell(p))
+        confidence = "" if math.isnan(p.confidence) else f"{p.confidence:.1%}"
+        rows.append((p.file, *cells, confidence, *_other_classes_cell(p), *solve))
     of_pixels = isinstance(predictions[0], PixelPrediction)
-    seen = ("Drawn", "Classes") if of_pixels else ("Class",)
-    others = ("Then",) if any(map(_others, predictions)) else ()
+    answer = ("Picture", "Classes") if of_pixels else ("Class",)
+    others = ("Other classes",) if any(map(_other_classes_cell, predictions)) else ()
     numbers = ("Confidence", "Iterations", "Converged")
-    last = ("Certified",) if _certain(predictions[0]) else ()
-    print_table(("File", *seen, numbers[0], *others, *numbers[1:], *last), rows, right=numbers)
+    last = ("Certified",) if _certified_cell(predictions[0]) else ()
+    print_table(("File", *answer, numbers[0], *others, *numbers[1:], *last), rows, right=numbers)
 
 
-def _certain(p: AnyPrediction) -> tuple[str, ...]:
-    """The cell that says whether the class is certified; none without --certified."""
+def _certified_cell(p: AnyPrediction) -> tuple[str, ...]:
+    """Return the cell about the certificate; empty without --certified."""
     from equilibria.report.segmentation import PixelPrediction
 
     if isinstance(p, PixelPrediction) or p.certified is None:
@@ -199,53 +210,53 @@ def _certain(p: AnyPrediction) -> tuple[str, ...]:
     return ("yes" if p.certified else "no",)
 
 
-def _others(p: AnyPrediction) -> tuple[str, ...]:
-    """The cell of the classes after the first; none without --top."""
+def _other_classes_cell(p: AnyPrediction) -> tuple[str, ...]:
+    """Return the cell of the classes after the first; empty without --top."""
     from equilibria.report.segmentation import PixelPrediction
 
     if isinstance(p, PixelPrediction) or len(p.top) < 2:
         return ()
-    return (", ".join(f"{name} {sure:.1%}" for name, sure in list(p.top.items())[1:]),)
+    return (", ".join(f"{name} {confidence:.1%}" for name, confidence in list(p.top.items())[1:]),)
 
 
 Columns: TypeAlias = "tuple[list[str], Callable[[Any], list[Any]]]"
-"""The headings of a CSV file, and a function that makes the cells of a prediction."""
+"""Headings of a CSV file, and a function that returns the cells of a prediction."""
 
 
 def _class_columns(top: int, certified: bool) -> Columns:
     names = ["file", "class", "confidence", "iterations", "converged"]
     names += ["certified"] * certified
-    more = [f"{what}_{place}" for place in range(2, top + 1) for what in ("class", "confidence")]
+    more = [f"{name}_{rank}" for rank in range(2, top + 1) for name in ("class", "confidence")]
 
     def cells(p: eq.training.Prediction) -> list[Any]:
         others = [cell for pair in list(p.top.items())[1:] for cell in pair]
-        sure = None if math.isnan(p.confidence) else p.confidence
-        certain = [p.certified] * certified
-        return [p.file, p.label, sure, p.iterations, p.converged, *certain, *others]
+        confidence = None if math.isnan(p.confidence) else p.confidence
+        certificate = [p.certified] * certified
+        return [p.file, p.label, confidence, p.iterations, p.converged, *certificate, *others]
 
     return [*names, *more], cells
 
 
 def _pixel_columns(class_names: Sequence[str]) -> Columns:
-    """Columns for segmentation: one per class, with its share of the pixels."""
+    """Return the columns for segmentation: one per class, with its share of the pixels."""
     names = ["file", "drawn", "confidence", "iterations", "converged"]
 
     def cells(p: PixelPrediction) -> list[Any]:
-        sure = None if math.isnan(p.confidence) else p.confidence
+        confidence = None if math.isnan(p.confidence) else p.confidence
         shares = [p.classes.get(name, 0.0) for name in class_names]
-        return [p.file, p.drawn, sure, p.iterations, p.converged, *shares]
+        return [p.file, p.drawn, confidence, p.iterations, p.converged, *shares]
 
     return [*names, *class_names], cells
 
 
 @contextmanager
 def _csv_lines(path: Path, columns: Columns) -> Iterator[Callable[[AnyPrediction], object]]:
-    """Write one line per prediction at once, so that an interruption loses no earlier line."""
+    """Yield a function that writes a line immediately, so that interruptions lose no lines."""
     headings, cells = columns
     with ExitStack() as stack:
-        to = sys.stdout
+        file = sys.stdout
         if path != STANDARD_OUTPUT:
-            to = stack.enter_context(path.open("w", newline="", encoding="utf-8"))
-        write = csv_rows(to)
+            file = stack.enter_context(path.open("w", newline="", encoding="utf-8"))
+        write = csv_rows(file)
         write(headings)
-        yield lambda one: write(cells(one))
+        yield lambda prediction: write(cells(prediction))

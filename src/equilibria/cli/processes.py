@@ -1,4 +1,4 @@
-"""Training in several processes: starting them, and ending all of them if one fails."""
+"""Training in several processes: start them, and end all of them if one fails."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     Work: TypeAlias = Callable[[torch.device, eq.training.processes.Processes], None]
 
-PATIENCE = 10.0
-"""Seconds for which a process that lost the others waits to be ended with them."""
+LOST_PROCESS_SECONDS = 10.0
+"""Time for which a process that lost the others waits to be ended with them."""
 
 
 def work_in_group(place: eq.training.distributed.Place, device_name: str, work: Work) -> None:
@@ -36,14 +36,14 @@ def work_in_group(place: eq.training.distributed.Place, device_name: str, work: 
     import torch
 
     if place.rank > 0:
-        warnings.simplefilter("ignore")  # The first process says the same.
+        warnings.simplefilter("ignore")  # The first process prints the same warnings.
     try:
         device = place.device(device_name)
     except ValueError as error:
         if place.rank > 0:
             raise typer.Exit(2) from None
         fail(str(error))
-    torch.set_num_threads(place.threads())  # A recipe may say otherwise.
+    torch.set_num_threads(place.threads())  # A recipe can override this.
     with eq.training.distributed.joined_group(place, device) as processes:
         work(device, processes)
 
@@ -63,7 +63,9 @@ def launch(count: int, work: Callable[..., None], *arguments: Any) -> None:
 
     from equilibria.training.sizes import present_limit
 
-    logging.disable(logging.CRITICAL)  # The launcher logs every failure, which `work` has told.
+    logging.disable(
+        logging.CRITICAL
+    )  # `work` prints its errors; the launcher would log them again.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     with tempfile.TemporaryDirectory(prefix="equilibria-") as folder:
         config = LaunchConfig(
@@ -87,13 +89,16 @@ def launch(count: int, work: Callable[..., None], *arguments: Any) -> None:
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
         except SignalException as error:
-            fail(f"ended by {error.sigval.name}: --resume goes on from the last checkpoint", 130)
+            fail(
+                f"ended by {error.sigval.name}; continue from the last checkpoint with --resume",
+                130,
+            )
         else:
             return
     if failure.exitcode < 0:
         fail(
             f"process {rank + 1} of {count} was ended by {signal.Signals(-failure.exitcode).name} "
-            "(is there enough memory?): --resume goes on from the last checkpoint",
+            "(is there enough memory?); continue from the last checkpoint with --resume",
             code=1,
         )
     raise typer.Exit(failure.exitcode)
@@ -115,16 +120,16 @@ def _process(
     place = eq.training.distributed.Place.from_environment(meeting_point=meeting_point)
     assert place is not None
     try:
-        with faults.told(), eq.training.size_limit(gigabytes):
+        with faults.reported_errors(), eq.training.size_limit(gigabytes):
             try:
                 plugins.import_parts(sources)
                 work(place, *arguments)
             except eq.training.ProcessLostError:
-                # Ended with the others, this process leaves it to the one that failed to say why.
-                time.sleep(PATIENCE)
+                # The process that failed prints the error; this one waits to be ended.
+                time.sleep(LOST_PROCESS_SECONDS)
                 raise
             except KeyboardInterrupt:
-                raise typer.Exit(INTERRUPTED) from None  # The launcher says it.
+                raise typer.Exit(INTERRUPTED) from None  # The launcher prints the message.
     except typer.Exit as end:
         sys.exit(end.exit_code)
     except Exception:
@@ -135,15 +140,15 @@ def _process(
 @contextmanager
 def agreed(processes: eq.training.processes.Processes) -> Iterator[None]:
     """End all processes if this block fails in one of them; otherwise all continue."""
-    mistake: str | None = None
+    message: str | None = None
     try:
         yield
     except MISTAKES as error:
         faults.show_traceback()
-        mistake = sentence(error)
-    mistake = processes.first_message(mistake)
-    if mistake is not None:
-        fail_together(mistake, processes)
+        message = sentence(error)
+    message = processes.first_message(message)
+    if message is not None:
+        fail_together(message, processes)
 
 
 def fail_together(

@@ -1,4 +1,4 @@
-"""The progress of a training in the terminal, and what is kept if the training ends early."""
+"""Progress of a training in the terminal, and advice if the training ends early."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def follow(
     processes: eq.training.processes.Processes,
     on_epoch: Callable[[eq.training.EpochMetrics], None] | None = None,
 ) -> list[eq.training.EpochMetrics]:
-    """Train in the folder of the run; print a summary of the run and the progress."""
+    """Train a run, and print a summary of the run and the progress."""
     from equilibria.training.progress import TrainingDisplay, both, summary
 
     lines = summary(experiment, run, device, processes)
@@ -52,7 +52,7 @@ def follow(
 def keeping(
     run: eq.training.RunFolder, processes: eq.training.processes.Processes
 ) -> Iterator[None]:
-    """Report what is kept, and how to continue, if the training in this block ends early."""
+    """Add to errors in this block what is stored of the run, and how to continue."""
     try:
         yield
     except (typer.Exit, eq.training.ProcessLostError):
@@ -66,15 +66,15 @@ def keeping(
 
 
 def what_is_kept(run: eq.training.RunFolder) -> str:
-    """Say what is stored of a run, and which command uses it."""
+    """Describe what is stored of a run, and the command that uses it."""
     imports = [word for parts in plugins.imported() for word in ("--import", parts.source)]
     if run.is_finished():
         words = ["equilibria", "evaluate", str(run.path), *imports]
-        return f"the trained model is kept: {shlex.join(words)}"
+        return f"the trained model is stored; evaluate it with: {shlex.join(words)}"
     newest = next(iter(eq.training.checkpoints.Checkpoints(run.checkpoints).present()), None)
     resume = shlex.join(["equilibria", "train", "--resume", "--output", str(run.path), *imports])
     if newest is not None:
-        return f"the checkpoint {newest.name} is kept, go on with: {resume}"
-    if run.is_run():  # It was ended at the same point before.
-        return f"no epoch was finished, start again with: {resume}"
-    return "no epoch was finished, and nothing is kept"
+        return f"the checkpoint {newest.name} is stored; continue with: {resume}"
+    if run.is_run():  # A previous training of the same run ended in its first epoch.
+        return f"no epoch was finished; start again with: {resume}"
+    return "no epoch was finished, and nothing is stored"

@@ -1,4 +1,4 @@
-"""`equilibria recipes`: what `equilibria train` knows by name."""
+"""`equilibria recipes`: list, show and copy training recipes."""
 
 from __future__ import annotations
 
@@ -20,33 +20,36 @@ from equilibria.cli.faults import printable
     "equilibria recipes digits-opteq --copy mine.yaml",
 )
 def recipes(
-    name: Annotated[str | None, Argument(help="A recipe, to see what it says.")] = None,
-    file: Annotated[
-        Path | None, Argument(help="With --copy: the new file; NAME.yaml if not set.")
-    ] = None,
-    copy: Annotated[
-        bool, Option("--copy", help="Write the recipe to a file, to change it.")
-    ] = False,
+    name: Annotated[str | None, Argument(help="Name of a recipe, to print it.")] = None,
+    file: Annotated[Path | None, Argument(help="New file for --copy (default: NAME.yaml).")] = None,
+    copy: Annotated[bool, Option("--copy", help="Copy the recipe to a file.")] = False,
     as_json: JsonList = False,
 ) -> None:
-    """List the recipes that `equilibria train` knows by name, or show one, or copy it."""
+    """List the recipes of `equilibria train`, print one, or copy one."""
     if name is None:
-        found = {
+        recipes_by_name = {
             key: eq.training.load_recipe(path) for key, path in eq.training.list_recipes().items()
         }
         if as_json:
-            print_json([{"name": key, **recipe.as_data()} for key, recipe in found.items()])
+            print_json(
+                [{"name": key, **recipe.as_data()} for key, recipe in recipes_by_name.items()]
+            )
             return
-        rows = [(key, str(recipe.training.epochs), recipe.about) for key, recipe in found.items()]
+        rows = [
+            (key, str(recipe.training.epochs), recipe.about)
+            for key, recipe in recipes_by_name.items()
+        ]
         print_table(("Name", "Epochs", "What it is"), rows, right=("Epochs",))
         return
     if as_json:
         if copy:
-            raise ValueError("--json shows the recipe, --copy writes it as YAML: choose one")
+            raise ValueError(
+                "--json prints the recipe and --copy writes it to a file; use one of them"
+            )
         print_json([{"name": name, **eq.training.load_recipe(name).as_data()}])
         return
     if file is not None and not copy:
-        raise ValueError(f"{file} is where --copy would write: add --copy")
+        raise ValueError(f"{file} is the file for --copy; add --copy, or leave it out")
     text = eq.training.recipe.find_recipe(name).read_text(encoding="utf-8")
     if not copy:
         print(printable(text), end="")
@@ -57,6 +60,6 @@ def recipes(
             copied.write(text)
     except FileExistsError:
         raise FileExistsError(
-            f"{target} is there already, and stays as it is: name another file"
+            f"{target} exists and is not overwritten; give another file"
         ) from None
-    say(f"Written: {target}; follow it with: equilibria train {target}")
+    say(f"Written: {target}. Train with: equilibria train {target}")

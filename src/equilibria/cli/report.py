@@ -1,4 +1,4 @@
-"""`equilibria report`: a page on a run, or on several side by side."""
+"""`equilibria report`: write an HTML page about one or several runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equilibria.cli.console import progress_bar, say
 from equilibria.cli.faults import check_new, printable, writable_file
 
 SEVERAL = Path("report.html")
-"""Where the page of several runs goes if no place is named."""
+"""Default file for the page of several runs."""
 
 
 @command(
@@ -32,63 +32,64 @@ def report(
     output: Annotated[
         Path | None,
         Option(
-            help="HTML page; report.html in the folder of the run if not set, or here for several."
+            help="HTML file (default: report.html, in the folder of the run or here for several)."
         ),
     ] = None,
     quick: Annotated[
         bool,
         Option(
             "--quick",
-            help="As `train` writes it, in seconds: no attacks.",
+            help="Finish in seconds, without attacks, as at the end of `train`.",
         ),
     ] = False,
     refine: Annotated[
-        bool, Option(help="Larger radii by activation patterns, at many times the cost.")
+        bool,
+        Option(help="Also compute larger radii from activation patterns, at many times the cost."),
     ] = False,
     overwrite: OverwriteFiles = False,
     root: DataRoot = None,
     best: Best = False,
     device: Device = "auto",
 ) -> None:
-    """Write one page on a run: certificates, convergence, errors, examples, robustness.
+    """Write an HTML report: accuracy, errors, certificates, convergence, robustness.
 
-    The page is one file that needs no network and no JavaScript. Curves that `equilibria attack
-    --curve` has measured are used.
+    The page is a single file without JavaScript or network access. It includes the curves measured
+    by `equilibria attack --curve`.
     """
     from equilibria.report.compare import read_runs
 
-    place = output
-    if place is None:
-        place = eq.training.RunFolder(runs[0]).report if len(runs) == 1 else SEVERAL
-    # The report of a run is its own to renew.
-    check_new(writable_file(place), overwrite=overwrite or (output is None and len(runs) == 1))
-    where = eq.training.processes.choose_device(device)
+    page = output
+    if page is None:
+        page = eq.training.RunFolder(runs[0]).report if len(runs) == 1 else SEVERAL
+    # The report in the folder of a run may be replaced.
+    check_new(writable_file(page), overwrite=overwrite or (output is None and len(runs) == 1))
+    torch_device = eq.training.processes.choose_device(device)
     names = [str(runs[0])] if len(runs) == 1 else [run.name for run in read_runs(runs)]
-    found = []
+    reports = []
     with progress_bar() as bar:
-        shown = StepDisplay(bar, len(runs))
+        display = StepDisplay(bar, len(runs))
         for run, name in zip(runs, names, strict=True):
-            one = eq.report.stored.report_of(
+            result = eq.report.stored.report_of(
                 run,
-                device=where,
+                device=torch_device,
                 weights="best" if best else "last",
                 root=root,
                 quick=quick,
                 refine=refine,
-                on_step=partial(shown.on_step, name),
+                on_step=partial(display.on_step, name),
             )
-            shown.on_run()
-            found.append(replace(one, name=name))
-    said = page_footer(eq.training.experiment.trained_model(runs[0])) if len(runs) == 1 else ""
-    eq.training.files.write_atomically(place, eq.report.report_page(found, said).encode())
-    say(f"Report: {place}")
+            display.on_run()
+            reports.append(replace(result, name=name))
+    footer = page_footer(eq.training.experiment.trained_model(runs[0])) if len(runs) == 1 else ""
+    eq.training.files.write_atomically(page, eq.report.report_page(reports, footer).encode())
+    say(f"Report: {page}")
 
 
 class StepDisplay:
-    """A bar over the runs with the present step on a terminal; elsewhere one line per step.
+    """Progress over runs: a bar with the current step on terminals, else one line per step.
 
     Args:
-        bar: The bar; it is disabled where there is no terminal.
+        bar: Progress bar, which is disabled without a terminal.
         runs: Number of runs.
     """
 
@@ -98,7 +99,7 @@ class StepDisplay:
         self.last = ""
 
     def on_step(self, run: str, step: str) -> None:
-        """Show the step of a run that starts now."""
+        """Show the step of a run that starts."""
         line = printable(f"{run}: {step}")
         if not self.bar.disable:
             self.bar.update(self.task, description=escape(line))
@@ -107,5 +108,5 @@ class StepDisplay:
         self.last = line
 
     def on_run(self) -> None:
-        """A run is done."""
+        """Advance the bar by one run."""
         self.bar.advance(self.task)

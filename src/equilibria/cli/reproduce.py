@@ -1,4 +1,4 @@
-"""`equilibria reproduce`: a paper's table, run again beside its figures, or a study."""
+"""`equilibria reproduce`: reproduce tables of papers, and run studies."""
 
 from __future__ import annotations
 
@@ -38,45 +38,49 @@ from equilibria.cli.faults import INTERRUPTED, fail, writable_folder
 )
 def reproduce(
     table: Annotated[
-        str | None, Argument(metavar="ID", help="A table or a study; without it, the list of them.")
+        str | None,
+        Argument(metavar="ID", help="ID of a table or study; without it, all are listed."),
     ] = None,
     changes: Annotated[
         list[str] | None,
-        Argument(metavar="[KEY=VALUE]...", help="Settings of a study; --settings shows them."),
+        Argument(metavar="[KEY=VALUE]...", help="Settings of a study (listed by --settings)."),
     ] = None,
     quick: Annotated[
-        bool, Option("--quick", help="Another, small setting: minutes on a processor.")
+        bool, Option("--quick", help="Use a small setting that takes minutes on a CPU.")
     ] = False,
     output: Annotated[
-        Path, Option(help="Folder for results and runs; finished runs are used again.")
+        Path, Option(help="Folder for results and runs; finished runs are reused.")
     ] = Path("results"),
     seeds: Annotated[
         int | None,
-        Option(min=1, help="Number of seeds; 3 if not set, 6 for studies that decide claims."),
+        Option(min=1, help="Number of seeds (default: 3, or 6 for studies that decide claims)."),
     ] = None,
     workers: Annotated[
-        int | None, Option(min=1, help="Processes of a quick run; all cores if not set.")
+        int | None, Option(min=1, help="Number of processes with --quick (default: all cores).")
     ] = None,
     device: Device = "auto",
     root: DataRoot = None,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Show recipes and sizes, and run nothing.")
+        bool, Option("--dry-run", help="Print recipes and model sizes, and run nothing.")
     ] = False,
     settings: Annotated[
-        bool, Option("--settings", help="Show every full setting beside the paper's; run nothing.")
+        bool,
+        Option(
+            "--settings", help="Compare all full settings with those of the paper, and run nothing."
+        ),
     ] = False,
     index: Annotated[
         Path | None, Option(help="Print a Markdown list of the results in this folder.")
     ] = None,
     redraw: Annotated[
         Path | None,
-        Option(help="Draw the pictures of the tables in this folder again, from their records."),
+        Option(help="Redraw the figures of the tables in this folder from their records."),
     ] = None,
     as_json: Annotated[
-        bool, Option("--json", help="The list, or the table or study that was run, as JSON.")
+        bool, Option("--json", help="Print the list, or the results, as JSON.")
     ] = False,
 ) -> None:
-    """Run a table of the papers again beside their figures, or carry out a study."""
+    """Reproduce a table of a paper, or run a study."""
     if index is not None:
         print(eq.papers.report.write_index(index), end="")
         return
@@ -84,69 +88,71 @@ def reproduce(
         drawn = eq.papers.report.redraw(redraw)
         if not drawn:
             raise FileNotFoundError(
-                f"{redraw} holds no record of a table: name a folder that `equilibria reproduce` "
-                "wrote results into"
+                f"{redraw} has no records of tables; give a results folder of `equilibria "
+                "reproduce`"
             )
-        say(f"Drawn: {', '.join(map(str, drawn))}")
+        say(f"Written: {', '.join(map(str, drawn))}")
         return
     if table is None:
         _show_tables(root, as_json)
         return
-    study = next((one for one in eq.papers.list_studies() if one.id == table), None)
+    study = next((study for study in eq.papers.list_studies() if study.id == table), None)
     if study is not None:
         if dry_run:
-            raise ValueError(f"the study {table} has no --dry-run: leave it out")
+            raise ValueError(f"--dry-run is for tables, and {table} is a study; remove it")
         options = {"quick": quick, "seeds": seeds, "workers": workers, "root": root}
         _carry_out_study(study, changes or [], options, output, settings, as_json)
         return
-    found_table = eq.papers.find_table(table)
+    paper_table = eq.papers.find_table(table)
     if changes:
         raise ValueError(
-            f"a table has no KEY=VALUE settings, got {changes[0]!r}: leave it out, or train a "
-            "recipe of your own with `equilibria train RECIPE KEY=VALUE`"
+            f"KEY=VALUE settings are for studies, and {table} is a table; remove {changes[0]!r}, "
+            "or train a custom recipe with `equilibria train RECIPE KEY=VALUE`"
         )
     if settings:
-        _show_settings(found_table)
+        _show_settings(paper_table)
         return
     setting: eq.papers.table.Setting = "quick" if quick else "full"
-    made = eq.papers.plan(
-        found_table, setting, range(seeds or found_table.seeds), output, root=root
+    plan = eq.papers.plan(
+        paper_table, setting, range(seeds or paper_table.seeds), output, root=root
     )
     if dry_run:
-        _show_plan(made)
+        _show_plan(plan)
         return
-    where = eq.training.processes.choose_device(device)
-    eq.papers.runner.check_data(made)
+    torch_device = eq.training.processes.choose_device(device)
+    eq.papers.runner.check_data(plan)
     writable_folder(output)
-    count = (workers or os.cpu_count() or 1) if quick and where.type == "cpu" else None
+    count = (workers or os.cpu_count() or 1) if quick and torch_device.type == "cpu" else None
     console = Console(stderr=True) if as_json else output_console()
-    display = _Display(console, made, len(made.unfinished()))
+    display = _Display(console, plan, len(plan.unfinished()))
     outcomes: list[eq.papers.jobs.JobOutcome] = []
     try:
         with (
             display.progress,
             closing(
-                eq.papers.carry_out(made, workers=count, device=where, on_epoch=display.on_epoch)
-            ) as it,
+                eq.papers.carry_out(
+                    plan, workers=count, device=torch_device, on_epoch=display.on_epoch
+                )
+            ) as running,
         ):
-            for outcome in it:
+            for outcome in running:
                 outcomes.append(outcome)
                 display.on_outcome(outcome)
     except KeyboardInterrupt:
-        fail("interrupted: the same command goes on where this one stopped", INTERRUPTED)
-    found = eq.papers.runner.findings(made, outcomes)
+        fail("interrupted; run the same command again to continue", INTERRUPTED)
+    findings = eq.papers.runner.findings(plan, outcomes)
     files = eq.papers.write_report(
-        made, found, output, _command(made, seeds), eq.papers.report.provenance()
+        plan, findings, output, _command(plan, seeds), eq.papers.report.provenance()
     )
-    heading, *rows = eq.papers.report.cells(made, found)
+    heading, *rows = eq.papers.report.cells(plan, findings)
     if as_json:
         print_json([dict(zip(heading, row, strict=True)) for row in rows])
     else:
         print_table(heading, rows, right=heading[1:])
         say(f"Written: {', '.join(map(str, files))}")
-    if found.failures:
-        lines = "\n".join(f"{place}: {error}" for place, error in found.failures.items())
-        fail(f"{len(found.failures)} runs failed:\n{lines}", code=1)
+    if findings.failures:
+        lines = "\n".join(f"{run}: {error}" for run, error in findings.failures.items())
+        fail(f"{len(findings.failures)} runs failed:\n{lines}", code=1)
 
 
 def _carry_out_study(
@@ -157,11 +163,11 @@ def _carry_out_study(
     show_settings: bool,
     as_json: bool,
 ) -> None:
-    """Run a study with a progress bar, and print its tables and the names of its files."""
+    """Run a study with a progress bar; print its tables and the names of its files."""
     if show_settings:
-        print_table(("Setting", "If not set"), study.defaults())
+        print_table(("Setting", "Default"), study.defaults())
         return
-    asked = study.configure(changes, **options)
+    configured = study.configure(changes, **options)
     writable_folder(output)
     console = Console(stderr=True) if as_json else output_console()
     progress = progress_bar(console=console)
@@ -176,25 +182,25 @@ def _carry_out_study(
     try:
         with progress:
             result = study.carry_out(
-                asked, eq.papers.studies.study.Work(output, report, on_progress)
+                configured, eq.papers.studies.study.Work(output, report, on_progress)
             )
     except KeyboardInterrupt:
-        fail("interrupted: the same command goes on where this one stopped", INTERRUPTED)
+        fail("interrupted; run the same command again to continue", INTERRUPTED)
     if as_json:
         print_json(result.record)
     else:
         print(result.text)
         say(f"Written: {', '.join(map(str, result.files))}")
     if not result.is_complete:
-        fail("some runs failed: see the lines above", code=1)
+        fail("some runs failed; see the messages above", code=1)
 
 
 class _Display:
-    """A progress bar on a terminal; elsewhere one plain line a finished run."""
+    """Progress bar on terminals; elsewhere one line per finished run."""
 
-    def __init__(self, console: Console, made: eq.papers.runner.TablePlan, total: int) -> None:
+    def __init__(self, console: Console, plan: eq.papers.runner.TablePlan, total: int) -> None:
         self.console = console
-        self.made = made
+        self.plan = plan
         self.total = total
         self.done = 0
         self.progress = progress_bar(
@@ -206,48 +212,48 @@ class _Display:
 
     def on_epoch(self, job: eq.papers.jobs.Job, metrics: eq.training.EpochMetrics) -> None:
         epochs = job.recipe["training"]["epochs"]
-        place = f"{self.made.row_of(job)}, epoch {metrics.epoch}/{epochs}"
+        label = f"{self.plan.row_of(job)}, epoch {metrics.epoch}/{epochs}"
         if self.console.is_terminal:
             share = self.done + metrics.epoch / epochs
-            self.progress.update(self.task, completed=share, description=place)
+            self.progress.update(self.task, completed=share, description=label)
         else:
-            self.console.print(f"{place}: loss {metrics.loss:.4f}", markup=False, soft_wrap=True)
+            self.console.print(f"{label}: loss {metrics.loss:.4f}", markup=False, soft_wrap=True)
 
     def on_outcome(self, outcome: eq.papers.jobs.JobOutcome) -> None:
         self.done += 1
-        place = self.made.row_of(outcome.job)
-        self.progress.update(self.task, completed=self.done, description=place)
+        label = self.plan.row_of(outcome.job)
+        self.progress.update(self.task, completed=self.done, description=label)
         measured = outcome.result or {}
         figures = {
             n: v for n, v in measured.items() if n in eq.report.labels.FIGURES and v is not None
         }
         facts = outcome.error or ", ".join(
-            f"{label} {value}" for label, value in eq.report.labels.figure_rows(figures)
+            f"{name} {value}" for name, value in eq.report.labels.figure_rows(figures)
         )
         if outcome.error or not self.console.is_terminal:
-            line = f"{self.done}/{self.total} {place}: {facts}"
+            line = f"{self.done}/{self.total} {label}: {facts}"
             self.console.print(line, markup=False, soft_wrap=True)
 
 
 def _show_tables(root: Path | None, as_json: bool) -> None:
-    """The tables there are, and whether their data is here."""
+    """List tables and studies, and whether the data of tables is available."""
     base = known_root(root)
-    headings = ("ID", "Paper", "What", "Data", "Here?", "Data (--quick)", "Here?")
+    headings = ("ID", "Paper", "Table", "Data", "Here?", "Data (--quick)", "Here?")
     rows = []
     settings: tuple[eq.papers.table.Setting, ...] = ("full", "quick")
-    for found in eq.papers.list_tables():
+    for table in eq.papers.list_tables():
         data = []
         for setting in settings:
-            names = found.data_sets(setting)
+            names = table.data_sets(setting)
             missing = any(whereabouts(eq.data.dataset_card(name), base) == "no" for name in names)
             data += [", ".join(names), "no" if missing else "yes"]
-        rows.append((found.id, found.paper, found.title, *data))
+        rows.append((table.id, table.paper, table.title, *data))
     if as_json:
         keys = ("id", "paper", "title", "data", "here", "quick_data", "quick_here")
         listed = [{"kind": "table", **dict(zip(keys, row, strict=True))} for row in rows]
         listed += [
-            {"kind": "study", "id": one.id, "paper": one.paper, "title": one.title}
-            for one in eq.papers.list_studies()
+            {"kind": "study", "id": study.id, "paper": study.paper, "title": study.title}
+            for study in eq.papers.list_studies()
         ]
         print_json(listed)
         return
@@ -256,14 +262,14 @@ def _show_tables(root: Path | None, as_json: bool) -> None:
         (other.id, other.paper, other.title, other.why or f"run with {other.table}")
         for other in eq.papers.table.list_elsewhere()
     ]
-    print_table(("ID", "Paper", "What else", "Where, or why not"), others, unbroken=("ID",))
-    studies = [(one.id, one.paper or "–", one.title) for one in eq.papers.list_studies()]
+    print_table(("ID", "Paper", "Other results", "Where, or why not"), others, unbroken=("ID",))
+    studies = [(study.id, study.paper or "–", study.title) for study in eq.papers.list_studies()]
     print_table(("ID", "Paper", "Studies"), studies, unbroken=("ID",))
-    say("Run one: equilibria reproduce ID --quick")
+    say("Run one of them: equilibria reproduce ID --quick")
 
 
 def _show_settings(table: eq.papers.PaperTable) -> None:
-    """Paper | ours | why, key by key; where only some rows have a value, which ones."""
+    """Print each setting of the paper and ours, the reason for differences, and the rows."""
     from equilibria.papers.settings import compared_settings
 
     count = sum(row.full is not None for row in table.rows)
@@ -283,14 +289,14 @@ def _show_settings(table: eq.papers.PaperTable) -> None:
             say(f"{row.label}: not run: {row.missing}")
 
 
-def _show_plan(made: eq.papers.runner.TablePlan) -> None:
-    sizes = eq.papers.runner.model_sizes(made)
-    for row in made.table.rows:
+def _show_plan(plan: eq.papers.runner.TablePlan) -> None:
+    sizes = eq.papers.runner.model_sizes(plan)
+    for row in plan.table.rows:
         say(row.label)
         if row.label not in sizes:
             say(f"not run: {row.missing}\n")
             continue
-        jobs = [made.jobs[row.label, seed] for seed in made.seeds]
+        jobs = [plan.jobs[row.label, seed] for seed in plan.seeds]
         say(f"{sizes[row.label]:,} parameters")
         for job in jobs:
             state = "finished" if job.result() is not None else "to run"
@@ -299,9 +305,9 @@ def _show_plan(made: eq.papers.runner.TablePlan) -> None:
         say(text)
 
 
-def _command(made: eq.papers.runner.TablePlan, seeds: int | None) -> str:
-    """The command that gives the same figures: what is left out does not matter to them."""
-    words = ["equilibria", "reproduce", made.table.id]
-    words += ["--quick"] if made.setting == "quick" else []
+def _command(plan: eq.papers.runner.TablePlan, seeds: int | None) -> str:
+    """Return the command for the results, without options that do not affect them."""
+    words = ["equilibria", "reproduce", plan.table.id]
+    words += ["--quick"] if plan.setting == "quick" else []
     words += ["--seeds", str(seeds)] if seeds is not None else []
     return shlex.join(words)

@@ -1,4 +1,4 @@
-"""`equilibria restore`: photographs, restored by the prior that comes with the program."""
+"""`equilibria restore`: restore photographs with the pretrained prior."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import equilibria as eq
 from equilibria.cli.app import JsonList, OverwriteFiles, Seed, command
 from equilibria.cli.console import print_json, progress_bar, say, shown
 from equilibria.cli.faults import complain, note_frames, unreadable, writable_folder
-from equilibria.cli.restored import (
+from equilibria.cli.restoration_options import (
     check_mask,
     given,
     hidden_pixels,
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
     from equilibria.restoration import Damage, PhotoRestorer, RestorationProblem
 
 FIELDS = {"blur": "width", "factor": "factor"}
-"""Options of some kinds of damage, and their names in Python."""
+"""Command-line options of some kinds of damage, and their names in Python."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestoredPhoto:
-    """One image file."""
+    """Result for one image file."""
 
     file: str
     restored: str
     sheet: str
     noise: float
-    """Standard deviation that was given or estimated."""
+    """Standard deviation of the noise, given or estimated."""
     strength: float | None
-    """λ of the prior: the one given, or the one that the discrepancy principle found."""
+    """λ of the prior, given or chosen by the discrepancy principle."""
     status: str
     iterations: int | None
     bound: float | None
-    """Proven root mean square distance to the exact minimizer, in gray levels of 255; None where
-    nothing is proven."""
+    """Bound on the root mean square distance to the exact minimizer, in gray levels of 255; None if
+    no bound is known."""
     proven: str
     measured_psnr: float | None
     restored_psnr: float | None
     variation_psnr: float | None
-    """Of the best of several total variations; None without --compare, or without an original."""
+    """PSNR of the best of several total variations; None without --compare or an original."""
 
 
 @command(
@@ -68,12 +68,13 @@ def restore(
     task: Annotated[
         str,
         Option(
-            help="What is undone: denoise, deblur, inpaint, superres, demosaic, …; an unknown name "
+            help="Kind of damage: denoise, deblur, inpaint, superres, demosaic, …; an unknown name "
             "lists all."
         ),
     ] = "denoise",
     simulate: Annotated[
-        bool, Option("--simulate", help="Damage the images first, to compare with them.")
+        bool,
+        Option("--simulate", help="Damage the images first, and compare the results with them."),
     ] = False,
     output: Annotated[
         Path, Option(help="Folder for the pictures.", callback=writable_folder)
@@ -83,38 +84,39 @@ def restore(
         Option(
             "--noise",
             "--sigma",
-            help="Standard deviation of the noise, a fraction of the pixel range (25/255 = 0.098); "
-            "estimated if not set.",
+            help="Standard deviation of the noise as a fraction of the pixel range (25/255 = "
+            "0.098; default: estimated).",
         ),
     ] = None,
     blur: Annotated[
         float | None,
-        Option(help="Standard deviation of the blur in pixels, for deblur; 1.5 if not set."),
+        Option(help="Standard deviation of the blur in pixels, for deblur (default: 1.5)."),
     ] = None,
     factor: Annotated[
         int | None,
-        Option(help="How many times lower the resolution is, for superres; 2 if not set."),
+        Option(help="Factor by which the resolution is reduced, for superres (default: 2)."),
     ] = None,
     mask: Annotated[
-        Path | None, Option(help="Image whose bright pixels are missing, for inpaint.")
+        Path | None, Option(help="Image that is white at missing pixels, for inpaint.")
     ] = None,
     strength: Annotated[
-        float | None, Option(help="Of the prior; 1, or as the noise requires, if not set.")
+        float | None, Option(help="Weight of the prior (default: 1, or chosen from the noise).")
     ] = None,
     tile: Annotated[
-        int | None, Option(min=1, help="Side of the tiles of large pictures; 512 if not set.")
+        int | None,
+        Option(min=1, help="Side of the tiles of large pictures, in pixels (default: 512)."),
     ] = None,
     compare: Annotated[
-        bool, Option("--compare", help="Draw total variation beside the result.")
+        bool, Option("--compare", help="Also restore with total variation, for comparison.")
     ] = False,
     overwrite: OverwriteFiles = False,
     seed: Seed = 0,
     as_json: JsonList = False,
 ) -> None:
-    """Restore photographs of any size with the prior that comes with the program.
+    """Restore photographs of any size with the pretrained prior.
 
-    It takes away noise, blur, holes, a low resolution, or a camera's mosaic. Pictures are taken as
-    they are. `equilibria restore-run` restores with a model of your own.
+    Removes noise or blur, fills missing pixels, raises the resolution, or demosaics. Without
+    --simulate the images are assumed to be damaged. See `equilibria restore-run` for other models.
     """
     _check_images(images)
     damage = _damage(task, noise, given(blur=blur, factor=factor))
@@ -127,7 +129,7 @@ def restore(
         warn_of_assumption(damage, simulate=simulate)
     problems: list[Exception] = []
     with progress_bar(silent=as_json) as bar:
-        work = _restored_files(
+        work = _restore_files(
             files,
             output,
             _Photos(
@@ -149,7 +151,7 @@ def restore(
 
 @dataclass(frozen=True)
 class _Photos:
-    """How the photographs of one command are restored."""
+    """Settings of the restoration of photographs."""
 
     restorer: PhotoRestorer
     damage: Damage
@@ -159,7 +161,7 @@ class _Photos:
     seed: int
 
     def problem(self, pixels: Tensor, random: torch.Generator) -> RestorationProblem:
-        """What is measured of a photograph, or what a photograph was measured as."""
+        """Return the problem for a photograph, which is damaged first with `simulate`."""
         if not self.simulate:
             return self.damage.problem_of(pixels, self.noise, self.hidden)
         truth = self.damage.cropped(pixels)
@@ -171,7 +173,7 @@ class _Photos:
         )
 
 
-def _restored_files(
+def _restore_files(
     files: Sequence[Path],
     output: Path,
     photos: _Photos,
@@ -181,7 +183,7 @@ def _restored_files(
     on_unreadable: Callable[[Exception], None],
     progress: Callable[[Sequence[Any]], Iterable[Any]],
 ) -> Iterator[RestoredPhoto]:
-    """Restore the images in files, one by one, and draw them into the folder `output`."""
+    """Restore image files one by one, and write the pictures to the folder `output`."""
     import torch
 
     from equilibria.data import read_pixels
@@ -197,8 +199,8 @@ def _restored_files(
     output.mkdir(parents=True, exist_ok=True)
     random = torch.Generator().manual_seed(photos.seed)
 
-    def one(place: tuple[Path, tuple[Path, ...]]) -> RestoredPhoto:
-        file, (picture, sheet) = place
+    def restore_file(item: tuple[Path, tuple[Path, ...]]) -> RestoredPhoto:
+        file, (picture, sheet) = item
         check_detail(file)
         pixels = read_pixels(file, AS_ON_DISK, is_gray=None)[None]
         problem = photos.problem(pixels, random)
@@ -222,8 +224,8 @@ def _restored_files(
             variation_psnr=psnr_of(variation, problem.truth),
         )
 
-    places = list(zip(files, drawn, strict=True))
-    for _, photo in readable(places, one, on_unreadable):
+    items = list(zip(files, drawn, strict=True))
+    for _, photo in readable(items, restore_file, on_unreadable):
         yield photo
 
 
@@ -234,18 +236,18 @@ def _damage(task: str, noise: float | None, options: dict[str, Any]) -> Damage:
 
     kinds = photo_tasks()
     if task not in kinds:
-        raise ValueError(f"the photo prior knows {', '.join(sorted(kinds))}, not {task!r}")
+        raise ValueError(f"--task must be one of {', '.join(sorted(kinds))}, got {task!r}")
     if noise == 0:
         raise ValueError(
-            "a noise of zero leaves nothing to restore: give a positive --noise, in units of "
-            "the brightest pixel, or none to have it estimated"
+            "--noise must be positive (a fraction of the pixel range), got 0; leave it out to have "
+            "the noise estimated"
         )
     check_positive_pixels(noise=noise)
     own = {name: {field.name for field in fields(kind)} for name, kind in kinds.items()}  # type: ignore[arg-type]
     for option in options:
         if FIELDS[option] not in own[task]:
             users = [name for name in own if FIELDS[option] in own[name]]
-            raise ValueError(f"--{option} is for --task {' or '.join(users)}, not for {task}")
+            raise ValueError(f"--{option} is for --task {' or '.join(users)}, not {task}")
     check_positive(blur=options.get("blur"))
     check_at_least(2, factor=options.get("factor"))
     chosen = {FIELDS[option]: value for option, value in options.items()}
@@ -259,7 +261,7 @@ def _check_images(paths: Sequence[Path]) -> None:
     is_named = not first.exists() and str(first) in eq.models.pretrained_cards()
     if is_run or is_named:
         raise ValueError(
-            f"{first} is a trained model, not an image. To restore with it, run "
+            f"{first} is a trained model, not an image. To restore with this model, run "
             f"`equilibria restore-run {' '.join(map(str, paths))}`"
         )
 
@@ -280,4 +282,4 @@ def _show(photos: Sequence[RestoredPhoto]) -> None:
     ]
     print_known(("File", "Restored", *columns), rows)
     for photo in photos:
-        say(f"{photo.file}: {photo.proven}. Drawn: {photo.sheet}")
+        say(f"{photo.file}: {photo.proven}. Comparison: {photo.sheet}")

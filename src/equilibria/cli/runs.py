@@ -1,4 +1,4 @@
-"""`equilibria runs`: what has been trained, or half of it."""
+"""`equilibria runs`: list finished and interrupted runs."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from equilibria.cli.faults import FaultError, sentence
 
 @command("runs", "equilibria runs runs")
 def runs(
-    folder: Annotated[Path, Argument(help="Where to look for runs.")] = Path(),
+    folder: Annotated[Path, Argument(help="Folder that contains runs, at any depth.")] = Path(),
     as_json: JsonList = False,
 ) -> None:
     """List the runs in a folder, finished or interrupted."""
     if not folder.is_dir():
-        raise NotADirectoryError(f"there is no folder {folder} to look for runs in")
-    found, damaged = [], []
+        raise NotADirectoryError(f"there is no folder {folder}; give a folder of runs")
+    entries, damaged = [], []
     for path in sorted(path.parent for path in folder.glob("**/config.yaml")):
         run = eq.training.RunFolder(path)
         try:
             recipe = run.recipe()
         except (OSError, ValueError) as error:
-            # Otherwise the configuration of something else.
+            # Without these, the file is the configuration of something else.
             if run.checkpoints.exists() or run.weights.exists():
                 damaged.append(f"{path} cannot be read: {sentence(error)}")
             continue
         metrics = run.read_metrics()
         last = metrics[-1] if metrics else {}
-        found.append(
+        entries.append(
             {
                 "run": str(path),
                 "model": recipe.model.name,
@@ -47,22 +47,22 @@ def runs(
             }
         )
     if as_json:
-        print_json(found)
+        print_json(entries)
     else:
-        _show(found)
+        _show(entries)
     if damaged:
         raise FaultError("\n".join(damaged))
 
 
-def _show(found: Sequence[Mapping[str, Any]]) -> None:
+def _show(entries: Sequence[Mapping[str, Any]]) -> None:
     rows = [
         (
-            *(one["run"], one["model"], one["data"]),
-            f"{one['epochs']}/{one['epochs_asked']}",
-            shown(one["loss"], ".4f"),
-            shown(one["accuracy"], ".2%"),
-            one["state"],
+            *(run["run"], run["model"], run["data"]),
+            f"{run['epochs']}/{run['epochs_asked']}",
+            shown(run["loss"], ".4f"),
+            shown(run["accuracy"], ".2%"),
+            run["state"],
         )
-        for one in found
+        for run in entries
     ]
     print_table(("Run", "Model", "Data", "Epochs", "Loss", "Accuracy", "State"), rows)

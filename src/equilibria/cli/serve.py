@@ -1,4 +1,4 @@
-"""`equilibria serve`: a trained model that answers over HTTP."""
+"""`equilibria serve`: serve a trained model over HTTP."""
 
 from __future__ import annotations
 
@@ -14,50 +14,55 @@ from equilibria.registry import check_positive
 
 
 def check_installed() -> None:
-    """The server's packages are an extra."""
+    """Raise a ValueError if the packages of the server, an extra, are not installed."""
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
         raise ValueError(
-            f"{' and '.join(missing)} must be installed for this: pip install 'equilibria[serve]'"
+            f"the server needs {' and '.join(missing)}; run pip install 'equilibria[serve]'"
         )
 
 
-Host = Annotated[str, Option(help="Address to listen at; the default reaches this machine only.")]
+Host = Annotated[
+    str, Option(help="Address to listen on; the default accepts local connections only.")
+]
 Names = Annotated[
     list[str] | None,
     Option(
         "--name",
         metavar="HOST",
-        help="A name that it may be called by, beside localhost and --host; several times.",
+        help="Additional host name that requests may use; can be repeated.",
     ),
 ]
-Port = Annotated[int, Option(min=0, max=65535, help="Port to listen at; 0 takes any free one.")]
+Port = Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 chooses a free port.")]
 
 
 HeaderSeconds = Annotated[
-    float, Option(min=0.1, help="Seconds in which the headers of a request must arrive.")
+    float, Option(min=0.1, help="Timeout for the headers of a request, in seconds.")
 ]
 BodySeconds = Annotated[
-    float, Option(min=0.1, help="Seconds in which a body must arrive, or an answer be taken.")
+    float,
+    Option(
+        min=0.1, help="Timeout for the body of a request, or for sending a response, in seconds."
+    ),
 ]
 Connections = Annotated[
-    int, Option(min=1, help="Connections that may be open; further ones are refused (503).")
+    int, Option(min=1, help="Largest number of open connections; others are rejected (503).")
 ]
 
 
 def hosts(host: str, names: list[str] | None) -> tuple[str, ...]:
-    """What the server may be called: itself, and what the user names."""
+    """Return the accepted host names: local ones, the address, and those of --name."""
     from equilibria.serving.server import LOOPBACK
 
     for name in names or ():
         if not re.fullmatch(r"[\w.:-]+", name) or re.search(r"^[\w.-]+:\d*$", name):
             raise ValueError(
-                f"{name!r} is not the name of a host: give it as clients do, without http:// and "
-                "port, such as --name models.example.org"
+                f"{name!r} is not a host name; give it without http:// and port, for example "
+                "--name models.example.org"
             )
     if host in ("0.0.0.0", "::") and not names:
         say(
-            f"It listens everywhere, but may be called {', '.join(LOOPBACK)} alone: --name HOST "
-            "gives it another name."
+            f"The server listens on all addresses but accepts only requests for "
+            f"{', '.join(LOOPBACK)}; add other host names with --name HOST."
         )
     return (*LOOPBACK, host, *(name.lower() for name in names or ()))
 
@@ -76,21 +81,23 @@ def serve(
     port: Port = 8000,
     names: Names = None,
     certificates: Annotated[
-        bool, Option("--certificates/--no-certificates", help="What is certain of each answer.")
+        bool,
+        Option("--certificates/--no-certificates", help="Whether predictions have certificates."),
     ] = True,
-    megabytes: Annotated[float, Option(min=0.001, help="Of a picture, at the most.")] = 10.0,
-    seconds: Annotated[
-        float, Option(min=0.1, help="Seconds from the whole picture to its answer, at most.")
-    ] = 10.0,
+    megabytes: Annotated[float, Option(min=0.001, help="Largest size of an image, in MB.")] = 10.0,
+    seconds: Annotated[float, Option(min=0.1, help="Timeout for a prediction, in seconds.")] = 10.0,
     header_seconds: HeaderSeconds = 5.0,
     body_seconds: BodySeconds = 10.0,
     connections: Connections = 512,
-    batch: Annotated[int, Option(min=1, help="Pictures that are solved together.")] = 32,
-    waiting: Annotated[int, Option(min=1, help="Pictures that may wait for their turn.")] = 256,
+    batch: Annotated[int, Option(min=1, help="Largest number of images per batch.")] = 32,
+    waiting: Annotated[int, Option(min=1, help="Largest number of queued images.")] = 256,
     best: Best = False,
     device: Device = "auto",
 ) -> None:
-    """Answer pictures over HTTP: POST one to /predict, get class, confidence and certificate."""
+    """Serve predictions over HTTP: POST an image to /predict.
+
+    The response has class, confidence and certificate.
+    """
     check_installed()
     check_positive(megabytes=megabytes, seconds=seconds)
     import equilibria as eq
@@ -98,12 +105,12 @@ def serve(
 
     limits = Limits(megabytes, seconds, batch, waiting, header_seconds, body_seconds, connections)
     with bind(host, port) as listener:
-        called = hosts(host, names)
+        host_names = hosts(host, names)
         model = opened_model(run, eq.training.processes.choose_device(device), best).model
         answerer = Answerer(model, certificates=certificates)
-        app = prediction_app(answerer, str(run), limits, called)
+        app = prediction_app(answerer, str(run), limits, host_names)
         address = listener.address
         listener.listen()
-        say(f"{run} answers at {address}/predict; {address}/health and /metrics show its state.")
+        say(f"Serving {run} at {address}/predict; state at {address}/health and /metrics.")
         say(f"Try: curl --data-binary @picture.png {address}/predict   Press Ctrl-C to stop.")
         run_server(app, listener=listener)

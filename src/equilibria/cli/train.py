@@ -1,4 +1,4 @@
-"""`equilibria train`: a model as a recipe says."""
+"""`equilibria train`: train a model with a recipe or on images."""
 
 from __future__ import annotations
 
@@ -51,23 +51,25 @@ def train(
         str | None,
         Argument(
             metavar="RECIPE|IMAGES",
-            help="A YAML file, or a name: `equilibria recipes`. Or a folder of images, one folder "
-            "a class, or a CSV of files and labels: a recipe is then chosen. With --resume, the "
-            "recipe of the run if not set.",
+            help="YAML file, or name of a recipe (see `equilibria recipes`). Or images, for which "
+            "a recipe is chosen: a folder with one subfolder per class, or a CSV file of files "
+            "and labels. With --resume, the default is the recipe of the run.",
         ),
     ] = None,
     overrides: Annotated[
-        list[str] | None, Argument(metavar="KEY=VALUE...", help="Changes to the recipe.")
+        list[str] | None,
+        Argument(metavar="KEY=VALUE...", help="Changes to the recipe, such as training.epochs=5."),
     ] = None,
     output: Annotated[Path, Option(help="Folder of the run.")] = Path("equilibria-run"),
     resume: Annotated[
-        bool, Option(help="Go on from the last checkpoint in the folder, if there is one.")
+        bool,
+        Option(help="Continue from the last checkpoint in the output folder, if there is one."),
     ] = False,
     epochs: Annotated[
         str | None,
         Option(
             metavar="N|+N",
-            help="How many in all; +5 goes on with the run in the folder for five more.",
+            help="Total number of epochs; +5 continues the run in the output folder for 5 more.",
         ),
     ] = None,
     start_from: Annotated[
@@ -78,21 +80,27 @@ def train(
     root: DataRoot = None,
     device: Device = "auto",
     devices: Annotated[
-        int, Option(min=1, help="Processes that share every batch, each with its own GPU.")
+        int, Option(min=1, help="Number of processes that share each batch, one per GPU.")
     ] = 1,
     tensorboard: Annotated[
-        bool, Option("--tensorboard", help="Log to the folder `tensorboard` of the run too.")
+        bool,
+        Option(
+            "--tensorboard",
+            help="Also write TensorBoard logs to the folder `tensorboard` of the run.",
+        ),
     ] = False,
     report: Annotated[
-        bool, Option(help="End with report.html in the folder of the run, in some seconds.")
+        bool, Option(help="Write report.html to the folder of the run, in a few seconds.")
     ] = True,
     as_json: Annotated[
-        bool, Option("--json", help="The evaluation as one JSON object; the rest to stderr.")
+        bool,
+        Option("--json", help="Print the evaluation as a JSON object, and all else to stderr."),
     ] = False,
 ) -> None:
-    """Train a model as a recipe says, or on images of your own."""
+    """Train a model with a recipe, or on a folder or table of images."""
     if recipe is not None and "=" in recipe and not Path(recipe).exists():
-        overrides, recipe = [recipe, *(overrides or [])], None  # A change, of the run's own recipe.
+        # Without a recipe, the first argument is a change to the recipe of the run.
+        overrides, recipe = [recipe, *(overrides or [])], None
     if root is not None:
         overrides = [*(overrides or []), f"data.root={json.dumps(str(root))}"]
     options = TrainOptions(
@@ -111,12 +119,12 @@ def train(
     place = eq.training.distributed.Place.from_environment()
     if place is not None:
         if devices > 1:
-            raise ValueError(f"torchrun has started {place.count} processes: leave out --devices")
+            raise ValueError(f"torchrun has started {place.count} processes; remove --devices")
         work_in_group(place, device, work)
     elif devices == 1:
         work(eq.training.processes.choose_device(device), eq.training.processes.ALONE)
     else:
-        # A mistake shows before the processes start.
+        # Report errors in the arguments before the processes start.
         options.plan()
         eq.training.distributed.Place(0, devices, 0, devices).device(device)
         launch(devices, work_in_group, device, work)
@@ -124,7 +132,7 @@ def train(
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """The options of `equilibria train` that every process needs."""
+    """Options of `equilibria train` that every process needs."""
 
     recipe: str | None
     overrides: list[str]
@@ -138,6 +146,7 @@ class TrainOptions:
     as_json: bool = False
 
     def plan(self) -> eq.training.planning.RunPlan:
+        """Return the recipe and the starting point of the run."""
         return eq.training.planning.plan_run(
             self.recipe,
             self.overrides,
@@ -171,7 +180,7 @@ def _train_and_evaluate(
     try:
         with agreed(processes):
             plan = options.plan()
-        # All have read what the folder says before the first one writes there.
+        # All processes have read the folder before the first one writes to it.
         with agreed(processes):
             if options.tensorboard and processes.leads:
                 log = eq.training.metrics.TensorBoardLog(run.tensorboard)
@@ -207,7 +216,7 @@ def _train_and_evaluate(
     if options.as_json and processes.leads:
         print_json({"run": str(options.output), **as_data(experiment, result)})
     print_facts(f"On the {result.samples} test images", rows(result), console)
-    console.print(printable(_left_out(experiment)), markup=False, soft_wrap=True, end="")
+    console.print(printable(_unreadable_note(experiment)), markup=False, soft_wrap=True, end="")
     console.print(printable(f"Run: {options.output}"), markup=False, soft_wrap=True)
     if processes.leads:
         if options.report:
@@ -222,7 +231,7 @@ def _report(
     result: eq.tasks.Evaluation,
     console: Console,
 ) -> None:
-    """Write the report of the run; a failure is a warning and leaves the run unchanged."""
+    """Write the report of the run; a failure is only a warning."""
     try:
         page = eq.report.write_report(folder, experiment, result, page_footer(experiment))
     except (*MISTAKES, *FAILURES) as error:
@@ -232,11 +241,11 @@ def _report(
         console.print(printable(f"Report: {page}"), markup=False, soft_wrap=True)
 
 
-def _left_out(experiment: eq.training.experiment.Experiment) -> str:
-    """Count the images that could not be read, if warnings have not named all of them."""
+def _unreadable_note(experiment: eq.training.experiment.Experiment) -> str:
+    """Return the number of unreadable images as a line, unless warnings have named all of them."""
     from equilibria.data.batches import NAMED_PROBLEMS
 
     count = len(experiment.unreadable())
     if count <= NAMED_PROBLEMS:
         return ""
-    return f"{count} images could not be read and are left out; the first ones are named above.\n"
+    return f"{count} images could not be read and were skipped; warnings name the first ones.\n"

@@ -1,4 +1,4 @@
-"""`equilibria tune`: which solver, tolerance and gradient rule suit a model."""
+"""`equilibria tune`: choose solver, tolerance and gradient rule for a model."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
     from equilibria.training.tuning import Measurement, TuningReport
 
-Names = Annotated[str | None, Option(help="Names, with commas between them; all if not set.")]
+Names = Annotated[str | None, Option(help="Comma-separated names (default: all).")]
 
 SIZE = 32
+"""Default side of random images."""
 CHANNELS = 3
+"""Default number of channels of random images."""
 RECOMMENDED, PRESENT = "★", "•"
 NUMBERS = (
     *("Toler-\nance", "Time\n(ms)", "Evalu-\nations", "Back-\nward"),
@@ -41,25 +43,29 @@ def tune(
     target: Annotated[
         str, Argument(metavar="MODEL|RUN", help="Name of a model, or folder of a run.")
     ],
-    batch: Annotated[int, Option(min=1, help="Images in the batch.")] = 32,
+    batch: Annotated[int, Option(min=1, help="Images per batch.")] = 32,
     size: Annotated[
-        int | None, Option(min=1, help="Side of the random images of a MODEL; 32 if not set.")
+        int | None, Option(min=1, help="Side of the random images for a MODEL (default: 32).")
     ] = None,
-    channels: Annotated[int | None, Option(min=1, help="Their channels; 3 if not set.")] = None,
-    tolerances: Annotated[str, Option(help="Of the forward solve.")] = "1e-2,1e-3,1e-4",
+    channels: Annotated[
+        int | None, Option(min=1, help="Channels of the random images (default: 3).")
+    ] = None,
+    tolerances: Annotated[
+        str, Option(help="Comma-separated tolerances of the forward solve.")
+    ] = "1e-2,1e-3,1e-4",
     solvers: Names = None,
     gradients: Names = None,
-    repeats: Annotated[int, Option(min=1, help="Timed steps of each setting.")] = 3,
+    repeats: Annotated[int, Option(min=1, help="Timed training steps per setting.")] = 3,
     seed: Seed = 0,
     root: DataRoot = None,
     as_json: JsonObject = False,
 ) -> None:
-    """Find the fastest solver, tolerance and gradient rule that trains a model right."""
+    """Find the fastest solver, tolerance and gradient rule with accurate gradients."""
     import torch
 
     torch.manual_seed(seed)
     bar = progress_bar(MofNCompleteColumn(), TextColumn("{task.description}"))
-    task = bar.add_task("the exact gradient", total=None)
+    task = bar.add_task("exact gradient", total=None)
     with bar:
         subject = _find_subject(target, batch, size, channels, root)
         report = eq.training.tune(
@@ -74,11 +80,11 @@ def tune(
                 task, completed=done, total=total, description="training steps"
             ),
         )
-    found = _as_data(subject, report)
+    data = _as_data(subject, report)
     if as_json:
-        print_json(found)
+        print_json(data)
     else:
-        _show(found, subject.note)
+        _show(data, subject.note)
 
 
 def _names(text: str | None) -> list[str] | None:
@@ -90,13 +96,13 @@ def _numbers(text: str) -> list[float]:
         return [float(piece) for piece in text.split(",")]
     except ValueError:
         raise ValueError(
-            f"--tolerances takes numbers with commas between them, such as 1e-2,1e-4, not {text!r}"
+            f"--tolerances must be comma-separated numbers such as 1e-2,1e-4, got {text!r}"
         ) from None
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to tune, and images for it."""
+    """Model to tune, with images."""
 
     name: str
     options: dict[str, Any]
@@ -104,25 +110,23 @@ class Subject:
     images: torch.Tensor
     loss: Callable[[torch.Tensor], torch.Tensor] | None
     note: str
-    """Origin of the images and of the weights."""
+    """Origin of the images and weights."""
 
 
 def _find_subject(
     target: str, batch: int, size: int | None, channels: int | None, root: Path | None
 ) -> Subject:
-    """Make the model with a given name, or load that of a run, with images for it."""
+    """Create the model with a name, or load that of a run, with images."""
     import torch
 
     try:
         eq.models.registry.model_card(target)
     except ValueError as error:
         if not Path(target).is_dir():
-            raise ValueError(
-                f"{error} Nor is there a run folder {target!r}, as `equilibria demo` writes one."
-            ) from None
+            raise ValueError(f"{error} There is no run folder {target!r} either.") from None
         if size is not None or channels is not None:
             raise ValueError(
-                "--size and --channels are for models by name: a run brings its own images"
+                "--size and --channels are for models by name; a run uses its test images"
             ) from None
         return _finished_run(Path(target), batch, root)
     in_channels = channels or CHANNELS
@@ -132,8 +136,8 @@ def _find_subject(
         model=eq.models.create_model(target, in_channels=in_channels),
         images=torch.rand(batch, in_channels, size or SIZE, size or SIZE),
         loss=None,
-        note="random images and initial weights; a trained map contracts less, so tune a finished "
-        "run too",
+        note="random images and initial weights; trained maps contract less, so also tune a "
+        "finished run",
     )
 
 
@@ -159,10 +163,10 @@ def _finished_run(folder: Path, batch: int, root: Path | None) -> Subject:
     )
 
 
-def _show(found: Mapping[str, Any], note: str) -> None:
-    shape = " × ".join(map(str, found["images"]))
+def _show(data: Mapping[str, Any], note: str) -> None:
+    shape = " × ".join(map(str, data["images"]))
     rows = []
-    for row in found["measurements"]:
+    for row in data["measurements"]:
         by = f" → {row['found_by']}" if row["solver"].startswith("Auto") else ""
         backward = shown(row["backward_evaluations"]) or "?"
         rows.append(
@@ -179,21 +183,21 @@ def _show(found: Mapping[str, Any], note: str) -> None:
                 f"{row['relative_error']:.1e}",
             )
         )
-    title = f"{found['model']}, a training step on {shape}"
+    title = f"{data['model']}, a training step on {shape}"
     headings = ("", "Solver", "Gradient", *NUMBERS)
     print_table(headings, rows, right=NUMBERS, unbroken=NUMBERS, title=title)
     say(
-        f"{RECOMMENDED} recommended, {PRESENT} present. Evaluations of the map in the forward "
-        "solve, products with its Jacobian in the backward pass. The solver auto chooses "
-        f"{found['auto']}. Measured on {note}.",
+        f"{RECOMMENDED} recommended, {PRESENT} current setting. Evaluations: of the map, in the "
+        "forward solve. Backward: products with its Jacobian. The solver auto chooses "
+        f"{data['auto']}. Measured on {note}.",
         wrap=True,
     )
-    for line in found["advice"]:
+    for line in data["advice"]:
         say(line)
 
 
 def advice(subject: Subject, report: TuningReport) -> list[str]:
-    """Recommend a setting, in a few lines."""
+    """Return lines that recommend a setting."""
     from equilibria.training.tuning import explain_none, overrides
 
     best, speedup = report.recommended, report.speedup
@@ -201,20 +205,20 @@ def advice(subject: Subject, report: TuningReport) -> list[str]:
         return [f"No recommendation: {explain_none(report.measurements)}."]
     quality = f"cosine {best.cosine:.5f}, relative gradient error {best.relative_error:.1e}"
     if best is report.present:
-        return [f"Keep the present setting, the fastest that qualifies: {quality}."]
+        return [f"Keep the current setting, the fastest that qualifies: {quality}."]
     options = "".join(f"{name}={value!r}, " for name, value in subject.options.items())
     call = f'eq.create_model("{subject.name}", {options}{overrides(best.setting)})'
     lines = [f"Recommended ({quality}):", f"  {call}"]
-    times = f"{1e3 * best.seconds:.0f} ms in place of {1e3 * report.present.seconds:.0f} ms"
+    times = f"{1e3 * best.seconds:.0f} ms instead of {1e3 * report.present.seconds:.0f} ms"
     if speedup >= NOISE:
-        lines.append(f"{speedup:.2f} times as fast as the present setting: {times}.")
+        lines.append(f"{speedup:.2f}× faster than the current setting: {times}.")
     elif report.present.qualifies:
-        lines.append(f"No faster than the present setting, but for noise: {times}.")
+        lines.append(f"Not measurably faster than the current setting: {times}.")
     else:
-        lines.append(f"The present setting does not qualify: {times}.")
+        lines.append(f"The current setting does not qualify: {times}.")
     if isinstance(best.setting.gradient, eq.Unrolled):
         lines.append(
-            "Unrolled takes as many steps for every input: see that other images converge too."
+            "Unrolled has a fixed number of iterations: check that other images converge too."
         )
     return lines
 

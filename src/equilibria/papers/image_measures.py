@@ -1,4 +1,4 @@
-"""How a run does on other images than those of its training, and where it looks (GEQ, 4.3, 4.4)."""
+"""Measurements on images that differ from the training data, and saliency (GEQ, 4.3 and 4.4)."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from equilibria.training.experiment import Experiment
 Numbers = dict[str, float | None]
 
 CORRUPTED_IMAGES = 100
-"""Test images that are corrupted in a quick setting; otherwise all are."""
+"""Number of test images to corrupt in a quick setting; otherwise all."""
 CORRUPTED_FILES = "cifar10-c"
 
 
 def unseen(experiment: Experiment, device: torch.device) -> Numbers:
-    """The accuracy on subclasses that the run has not seen (GEQ, Table 3)."""
+    """Measure the accuracy on subclasses that are not in the training data (GEQ, Table 3)."""
     data = experiment.recipe.data
     options = {k: v for k, v in data.options.items() if not k.endswith("_samples")}
     other = load_dataset(data.name, data.root, **{**options, "subclasses": "unseen"})
-    found = _judged(experiment, other.test)
-    return {"unseen_accuracy": found, "unseen_samples": float(len(other.test))}
+    accuracy = _accuracy(experiment, other.test)
+    return {"unseen_accuracy": accuracy, "unseen_samples": float(len(other.test))}
 
 
 def corruptions(experiment: Experiment, device: torch.device) -> Numbers:
-    """The accuracy under each of nineteen corruptions, the mean over five severities (GEQ, F2).
+    """Measure the accuracy under 19 corruptions, each averaged over 5 severities (GEQ, Figure 2).
 
-    On the files of CIFAR-10-C where they are here; otherwise, and in a quick setting, on images
-    that are corrupted here.
+    Uses the files of CIFAR-10-C if they are available and the setting is not quick. Otherwise it
+    corrupts the test images itself.
     """
-    whole = "test_samples" not in experiment.recipe.data.options
-    files = _corrupted_files(experiment) if whole else None
+    is_whole = "test_samples" not in experiment.recipe.data.options
+    files = _corrupted_files(experiment) if is_whole else None
     images = experiment.test
-    if not whole:
+    if not is_whole:
         images = Selection(images, evenly_spread(images, CORRUPTED_IMAGES))
-    found: Numbers = {}
+    measured: Numbers = {}
     for name in STRENGTHS:
         source: Source = CorruptedImages(images, name)
         if files is not None:
             source = load_dataset(CORRUPTED_FILES, files, corruption=name).test
-        found[f"corrupted_{name}"] = _judged(experiment, source)
-    accuracies = [value for value in found.values() if value is not None]
-    found["corrupted_accuracy"] = statistics.fmean(accuracies)
-    found["uncorrupted_accuracy"] = _judged(experiment, images)
-    found["corrupted_here"] = float(files is None)
-    return found
+        measured[f"corrupted_{name}"] = _accuracy(experiment, source)
+    accuracies = [value for value in measured.values() if value is not None]
+    measured["corrupted_accuracy"] = statistics.fmean(accuracies)
+    measured["uncorrupted_accuracy"] = _accuracy(experiment, images)
+    measured["corrupted_here"] = float(files is None)
+    return measured
 
 
 def _corrupted_files(experiment: Experiment) -> Path | None:
-    """The folder of data sets, if it has the files of CIFAR-10-C and the run is on CIFAR-10."""
+    """Return the data root if it contains CIFAR-10-C and the run uses CIFAR-10, else None."""
     if experiment.recipe.data.name != "cifar10":
         return None
     root = data_root(experiment.recipe.data.root)
     return None if dataset_card(CORRUPTED_FILES).find(root) is None else root
 
 
-def _judged(experiment: Experiment, source: Source) -> float | None:
+def _accuracy(experiment: Experiment, source: Source) -> float | None:
     batches = Batches(source, experiment.recipe.training.evaluation_batch_size)
     return experiment.task.evaluate(experiment.model, batches).accuracy
 
@@ -70,10 +70,10 @@ SALIENT_IMAGES = 100
 
 
 def saliency(experiment: Experiment, device: torch.device) -> Numbers:
-    """How much of an image holds half of its Grad-CAM: the less, the more concentrated (GEQ, F3).
+    """Measure the share of an image that contains half of its Grad-CAM (GEQ, Figure 3).
 
-    At the resolution of the feature; the median over test images, of the class that is said. A
-    map that vanishes, as none of the feature speaks for the class, counts as even.
+    Smaller is more concentrated. The map of the predicted class has the resolution of the feature;
+    the result is the median over test images. A map that is zero everywhere counts as uniform.
     """
     images, _ = experiment.some_test_images(SALIENT_IMAGES)
     maps = grad_cam(experiment.model, images.to(device)).flatten(1).double()

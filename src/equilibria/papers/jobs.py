@@ -1,6 +1,6 @@
-"""The runs of tables: train, evaluate, measure, keep the numbers in a folder.
+"""Jobs: train, evaluate and measure one recipe, and keep the numbers in its folder.
 
-Runs are sequential or parallel.
+`run_job` runs one job in this process, `run_jobs` runs several in parallel processes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,18 @@ from equilibria.training.files import json_text, take_lock, write_atomically
 from equilibria.training.processes import denormals_as_zero
 from equilibria.training.recipe import recipe_from_data
 
-DIGITS_OF_HASH = 10
+HASH_DIGITS = 10
 
 
 @dataclass(frozen=True)
 class Job:
-    """A recipe to follow, with its seed in it; `folder` follows from the recipe alone.
+    """A resolved recipe, including its seed, and what to measure after the training.
+
+    Attributes:
+        recipe: The recipe as data.
+        folder: Folder of the run; its name depends on the recipe only.
+        extras: Names of additional measurements (`measures.EXTRAS`).
+        pictures: Names of pictures to draw (`pictures.PICTURES`).
 
     Examples:
         >>> from pathlib import Path
@@ -61,21 +67,26 @@ class Job:
         return self.folder / f"{name}.png"
 
     def result(self) -> Result | None:
-        """What an earlier call left, if that was all of it."""
+        """Return the recorded result, or None if a measurement or a picture is missing."""
         if not all(self.picture(name).is_file() for name in self.pictures):
             return None
-        found: Result = {}
+        result: Result = {}
         for name in ("result", *self.extras):
             file = self.folder / f"{name}.json"
             if not file.is_file():
                 return None
-            found |= json.loads(file.read_text(encoding="utf-8"))
-        return found
+            result |= json.loads(file.read_text(encoding="utf-8"))
+        return result
 
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a job ended: with a result, or with an error.
+    """Outcome of a job: a result or an error.
+
+    Attributes:
+        job: The job.
+        result: Its numbers, or None if it failed.
+        error: Type and message of the error; empty if it succeeded.
 
     Examples:
         >>> from pathlib import Path
@@ -100,7 +111,15 @@ def make_job(
     pictures: tuple[str, ...] = (),
     root: Path | None = None,
 ) -> Job:
-    """The run of a recipe with a seed; the same resolved recipe has the same folder.
+    """Create the job of a recipe and a seed; equal resolved recipes have the same folder.
+
+    Args:
+        recipe: Recipe as data.
+        seed: Seed, which replaces that of the recipe.
+        runs: Folder that contains the folders of all runs.
+        extras: Names of additional measurements.
+        pictures: Names of pictures to draw.
+        root: Folder of the data sets; by default that of the recipe.
 
     Examples:
         >>> from pathlib import Path
@@ -113,7 +132,7 @@ def make_job(
     seeded = {**recipe, "training": {**recipe["training"], "seed": seed}}
     resolved = recipe_from_data(seeded).as_data()
     content = json.dumps({**resolved, "about": ""}, sort_keys=True)
-    digest = hashlib.sha256(content.encode()).hexdigest()[:DIGITS_OF_HASH]
+    digest = hashlib.sha256(content.encode()).hexdigest()[:HASH_DIGITS]
     name = f"{resolved['data']['name']}-{resolved['model']['name']}-seed{seed}-{digest}"
     if root is not None:
         resolved["data"]["root"] = str(root)
@@ -126,9 +145,9 @@ def run_job(
     device: torch.device,
     on_epoch: Callable[[EpochMetrics], None] | None = None,
 ) -> Result:
-    """Do what is not done yet. An interrupted training goes on from its last checkpoint."""
-    with _alone(job.folder), warnings.catch_warnings():
-        # The table says what these do: the share that converged, the coupling by name.
+    """Run what is missing of a job. An interrupted training resumes from its last checkpoint."""
+    with _exclusive(job.folder), warnings.catch_warnings():
+        # The table already shows the share that converged and names the coupling.
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", BatchCouplingWarning)
         finished = job.result()
@@ -154,7 +173,7 @@ def attempt(
     device: torch.device,
     on_epoch: Callable[[EpochMetrics], None] | None = None,
 ) -> JobOutcome:
-    """The outcome of a job; an error is one too."""
+    """Run a job and return its outcome; an exception becomes an error message."""
     try:
         return JobOutcome(job, run_job(job, device, on_epoch))
     except Exception as error:
@@ -162,12 +181,16 @@ def attempt(
 
 
 def run_jobs(jobs: Sequence[Job], workers: int) -> Generator[JobOutcome, None, None]:
-    """The outcomes of all jobs, as they end, with so many processes of one thread on the CPU.
+    """Run jobs in parallel on the CPU and yield their outcomes as they finish.
 
-    A job that fails or whose process dies is an outcome like others, and the rest goes on. When
-    the caller stops, the processes are ended; their checkpoints stay. A pool of the standard
-    library would do but for one thing: where a process dies (out of memory, a kill), it does not
-    say at which job. Here every process has its own pipe, so its job is known.
+    A job that fails, or whose process dies, has an error as its outcome; the others continue. When
+    the caller stops iterating, the processes are terminated; their checkpoints remain. The pools of
+    the standard library do not report which job a dead process was running. Here every process has
+    its own pipe, so its job is known.
+
+    Args:
+        jobs: The jobs.
+        workers: Number of processes; each uses one thread.
     """
     waiting = list(jobs)
     pool: list[_Worker] = []
@@ -189,10 +212,10 @@ def run_jobs(jobs: Sequence[Job], workers: int) -> Generator[JobOutcome, None, N
 
 
 class _Worker:
-    """A process and the job it has."""
+    """A process and its current job."""
 
     def __init__(self, job: Job) -> None:
-        # spawn: a fork of a process in which torch has threads may hang.
+        # A fork may hang, because torch has started threads in this process.
         context = multiprocessing.get_context("spawn")
         self.connection, other = context.Pipe()
         sources = [parts.source for parts in plugins.imported()]
@@ -213,7 +236,7 @@ class _Worker:
             self.alive = False
             self.process.join()
             code = self.process.exitcode
-            return JobOutcome(self.job, None, f"its process died (exit code {code})")
+            return JobOutcome(self.job, None, f"the process of this job died (exit code {code})")
         return outcome
 
     def end(self) -> None:
@@ -223,8 +246,8 @@ class _Worker:
 
 
 def _work(connection: Connection, sources: Sequence[str]) -> None:
-    """Do jobs until the other end closes."""
-    # Whoever sits at the keyboard interrupts the parent, which ends this process.
+    """Run jobs from a pipe until its other end closes."""
+    # Ctrl-C goes to the parent, which terminates this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     torch.set_num_threads(1)
@@ -232,7 +255,7 @@ def _work(connection: Connection, sources: Sequence[str]) -> None:
     while True:
         try:
             connection.send(attempt(connection.recv(), torch.device("cpu")))
-        except (EOFError, OSError):  # Nobody is at the other end any more.
+        except (EOFError, OSError):  # the parent has closed its end
             return
 
 
@@ -249,8 +272,8 @@ def _train_and_evaluate(
         return
     run = RunFolder.opened(folder, recipe.as_data(), experiment.facts(), resume=True)
     history = experiment.train(run, device, on_epoch=on_epoch)
-    # In the batches of the training: what couples the samples of a batch is used to their number,
-    # and large images fit into memory.
+    # Evaluate in batches of the training's size: models that couple samples are trained for it, and
+    # large images fit into memory.
     batches = Batches(experiment.test, recipe.training.batch_size)
     with experiment.solving():
         evaluation = experiment.task.evaluate(experiment.model, batches)
@@ -278,8 +301,8 @@ def _write(file: Path, result: Result) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Where two calls want the same run, the second waits for the first; then it is finished."""
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run, so that a second call waits until the first has finished it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = take_lock(folder.parent / f".{folder.name}.lock", wait=True)
     try:

@@ -1,4 +1,4 @@
-"""Everything that is measured of a run, by name: how a table prints it, and what measures it."""
+"""Measurements of runs by name: the functions that measure, and the format in tables."""
 
 from __future__ import annotations
 
@@ -53,10 +53,13 @@ Result = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a run.
+    """Title and format of a number that is measured in runs.
 
-    scale: from the number as it is kept to the one that is shown.
-    log: values far apart are drawn on a logarithmic axis.
+    Attributes:
+        title: Title with unit.
+        scale: Factor from the recorded number to the number in tables.
+        digits: Format of the number.
+        log: Whether values that differ by a large factor are drawn on a logarithmic axis.
     """
 
     title: str
@@ -65,7 +68,7 @@ class Measure:
     log: bool = False
 
     def show(self, values: Sequence[float]) -> str:
-        """Mean ± standard deviation; one value alone has none."""
+        """Format values as mean ± standard deviation; a single value has no deviation."""
         shown = [self.scale * value for value in values]
         mean = f"{statistics.fmean(shown):{self.digits}}"
         return mean if len(shown) < 2 else f"{mean} ± {deviation(shown):{self.digits}}"
@@ -76,23 +79,23 @@ MEASURES = {
     name: Measure(**given)
     for name, given in yaml.safe_load((TABLES / "measures.yaml").read_text("utf-8")).items()
 }
-"""By the names that columns use; a result holds some of them."""
+"""Measures by the names that columns use; a result contains some of them."""
 
 
 def measure_of(name: str) -> Measure:
-    """By its name; "residual@10" is a value of the series "residual"."""
+    """Return the measure of a name; "residual@10" is a value of the series "residual"."""
     return MEASURES[name.partition("@")[0]]
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The standard deviation of the sample; 0 for one value."""
+    """Return the standard deviation of a sample; 0 for a single value."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def collect(results: Sequence[Result], measure: str) -> list[float]:
-    """The values that are there."""
-    found = (result.get(measure) for result in results)
-    return [value for value in found if value is not None]
+    """Return the values of a measure in the results that have it."""
+    values = (result.get(measure) for result in results)
+    return [value for value in values if value is not None]
 
 
 # --- Time and memory ----------------------------------------------------------------------------
@@ -102,18 +105,18 @@ WARM_UP = 2
 
 
 def timed(device: torch.device, run: Callable[[], T]) -> tuple[float, T]:
-    """How many seconds a call took, and its result."""
+    """Return the seconds that a call took, and its result."""
     begin = now(device)
     result = run()
     return now(device) - begin, result
 
 
 def efficiency(experiment: Experiment, device: torch.device) -> Result:
-    """Seconds of a batch forwards and backwards, and memory of a step.
+    """Measure the time of inference and training, and the memory of a training step.
 
-    Of one training batch, the median of several repeats; processor time on a CPU. The tolerance is
-    that of the evaluation for the forward pass without gradients, and that of the last epoch for
-    the training step.
+    All numbers are for one training batch; times are medians of several repeats, in processor
+    seconds on a CPU. Inference uses the tolerance of the evaluation, the training step that of the
+    last epoch.
     """
     model, settings = experiment.model, experiment.recipe.training
     images, targets = next(iter(Batches(experiment.training, settings.batch_size)))
@@ -125,10 +128,10 @@ def efficiency(experiment: Experiment, device: torch.device) -> Result:
 
     def step() -> tuple[float, float]:
         model.zero_grad(set_to_none=True)
-        there, outcome = timed(
+        forward, outcome = timed(
             device, lambda: experiment.task.training_step(model, images, targets)
         )
-        return there, timed(device, outcome.loss.backward)[0]
+        return forward, timed(device, outcome.loss.backward)[0]
 
     was_training = model.training
     try:
@@ -145,10 +148,10 @@ def efficiency(experiment: Experiment, device: torch.device) -> Result:
     finally:
         model.train(was_training)
         model.zero_grad(set_to_none=True)
-    total = statistics.median(there + back for there, back in steps)
+    total = statistics.median(forward + backward for forward, backward in steps)
     return {
         "inference_seconds": statistics.median(forwards),
-        "backward_seconds": statistics.median(back for _, back in steps),
+        "backward_seconds": statistics.median(backward for _, backward in steps),
         "images_per_second": len(images) / total,
         "peak_bytes": float(peak),
     }
@@ -161,14 +164,14 @@ PAIRS = {
     "feature_correlation": Decorrelation(scale="batch", epsilon=0.0),
     "feature_dependence": HSIC(scale="batch", epsilon=0.0),
 }
-"""Sums over pairs of channels."""
+"""Regularizers that sum over pairs of channels."""
 
 
 @torch.no_grad()
 def features(experiment: Experiment, device: torch.device) -> Result:
-    """The means of |z| and z² over the whole feature tensor, as OptEq's Table 3 takes them.
+    """Measure the means of |z| and z² over the feature tensor (OptEq, Table 3).
 
-    Also those of cos² and HSIC over pairs of channels, batch by batch as in training.
+    Also measures the means of cos² and HSIC over pairs of channels, per batch as in training.
     """
     model = experiment.model
     names = ("feature_size", "feature_energy", *PAIRS)
@@ -190,84 +193,86 @@ def features(experiment: Experiment, device: torch.device) -> Result:
 
 # --- Attacks ------------------------------------------------------------------------------------
 
-ATTACKED = 500
-"""Test images that are attacked in a quick setting, at most; otherwise all are."""
+MAX_ATTACKED_IMAGES = 500
+"""Largest number of test images to attack in a quick setting; otherwise all."""
 PAPER_STEPS = 80
 TIMED_ATTACKS = 32
 PAPER_TIMED = 200
-"""JIIO times so many images, one at a time (Section 4.1); a quick setting times some at once."""
+"""Number of images that JIIO times, one by one (Section 4.1). A quick setting times one batch."""
 ATTACK_BATCH = 100
 PGD_STEPS = 20
 
 
 def robustness(experiment: Experiment, device: torch.device) -> Result:
-    """The accuracy under PGD and under JIIO, within the budget that the run was trained for.
+    """Measure the accuracy under PGD and under JIIO, with the budget of the training.
 
-    On all of a data set with the paper's algorithm; on a part of one with this library's.
+    On a whole data set JIIO uses the algorithm of the paper, otherwise that of this library.
     """
     data = experiment.recipe.data
-    whole = is_whole(experiment) and data.name in PAPER_SETTINGS
-    count = len(experiment.test) if whole else ATTACKED
-    images, labels = (some.to(device) for some in experiment.some_test_images(count))
-    joint = {"steps": PAPER_STEPS, "joint_options": official(data.name)} if whole else {}
-    found: Result = {}
+    is_full = is_whole(experiment) and data.name in PAPER_SETTINGS
+    count = len(experiment.test) if is_full else MAX_ATTACKED_IMAGES
+    images, labels = (tensor.to(device) for tensor in experiment.some_test_images(count))
+    joint = {"steps": PAPER_STEPS, "joint_options": official(data.name)} if is_full else {}
+    measured: Result = {}
     for name in ("pgd", "jiio"):
         settings = _attack(experiment, name, **(joint if name == "jiio" else {}))
         result = measure_attack(experiment.model, images, labels, settings, ATTACK_BATCH)
-        found[f"{name}_accuracy"] = result.robust_accuracy
-    return found
+        measured[f"{name}_accuracy"] = result.robust_accuracy
+    return measured
 
 
 def attack_times(experiment: Experiment, device: torch.device) -> Result:
-    """Seconds an image of PGD with cold and warm solves and of JIIO, with the losses they reach."""
-    found: Result = {}
+    """Measure seconds per image and final loss of PGD, cold and warm started, and of JIIO."""
+    measured: Result = {}
     count, at_once = timed_images(experiment, TIMED_ATTACKS)
     for name, search in _attacks(experiment, device, count, at_once).items():
         seconds, result = timed(device, search)
-        found[f"{name}_seconds"] = seconds / len(result.labels)
-        found[f"{name}_loss"] = float(result.loss.double().mean())
-        found[f"{name}_evaluations"] = float(result.evaluations)
-    return found
+        measured[f"{name}_seconds"] = seconds / len(result.labels)
+        measured[f"{name}_loss"] = float(result.loss.double().mean())
+        measured[f"{name}_evaluations"] = float(result.evaluations)
+    return measured
 
 
 def _attacks(
     experiment: Experiment, device: torch.device, count: int, at_once: int
 ) -> dict[str, Callable[[], AttackResult]]:
-    """Attacks on so many test images, ready to run, by the names of their measures."""
-    images, labels = (some.to(device) for some in experiment.some_test_images(count))
+    """Return attacks on `count` test images, ready to run, by the names of their measures."""
+    images, labels = (tensor.to(device) for tensor in experiment.some_test_images(count))
     name = experiment.recipe.data.name
     paper = official(name if name in PAPER_SETTINGS else "mnist")
-    ways = {
+    attacks = {
         "pgd": _attack(experiment, "pgd"),
         "warm_pgd": _attack(experiment, "pgd", warm_start=True),
         "jiio": _attack(experiment, "jiio"),
         "official": _attack(experiment, "jiio", steps=PAPER_STEPS, joint_options=paper),
     }
     run = partial(measure_attack, experiment.model, images, labels, batch_size=at_once)
-    # Whoever comes first pays for what torch sets up once: not one of those that are compared.
-    measure_attack(experiment.model, images[:at_once], labels[:at_once], ways["pgd"], at_once)
-    return {name: partial(run, settings) for name, settings in ways.items()}
+    # The first call includes one-time setup of torch, so it is not timed.
+    measure_attack(experiment.model, images[:at_once], labels[:at_once], attacks["pgd"], at_once)
+    return {name: partial(run, settings) for name, settings in attacks.items()}
 
 
 def is_whole(experiment: Experiment) -> bool:
-    """Whether a run has all of its data set: the quick settings train on parts of one."""
+    """Whether a run uses its whole data set. Quick settings train on a part."""
     return not any(name.endswith("_samples") for name in experiment.recipe.data.options)
 
 
 def timed_images(experiment: Experiment, quick: int) -> tuple[int, int]:
-    """How many images are timed, and how many at once."""
+    """Return the number of images to time, and the batch size."""
     return (PAPER_TIMED, 1) if is_whole(experiment) else (quick, quick)
 
 
 def official(task: str) -> dict[str, Any]:
-    """JIIO as the paper does it: options of `optimize_input`."""
+    """Return the options of `optimize_input` for the JIIO algorithm of the paper."""
     return {"engine": {"name": "official", "task": task}}
 
 
 def _attack(experiment: Experiment, method: AttackMethod, **options: Any) -> AttackSettings:
     task = experiment.task
     if not isinstance(task, AdversarialClassification):
-        raise TypeError("robustness is measured of runs of the task 'adversarial'")
+        raise TypeError(
+            f"robustness needs a run of the task 'adversarial', got {type(task).__name__}"
+        )
     steps = PGD_STEPS if method == "pgd" else None
     chosen: dict[str, Any] = {"eps": task.eps, "norm": task.norm, "steps": steps, **options}
     return AttackSettings(method=method, **chosen)
@@ -287,7 +292,7 @@ LATENT_SEARCHES = {
     "official": ("official", 40),
     "official_100": ("official", 100),
 }
-"""By the name of the measure: the engine and its iterations (JIIO, Table 3)."""
+"""Engine and number of iterations, by the name of the measure (JIIO, Table 3)."""
 
 
 def timed_searches(
@@ -298,26 +303,34 @@ def timed_searches(
     *,
     at_once: int | None = None,
 ) -> list[tuple[float, float]]:
-    """For each engine with its iterations: seconds an image of a search for latents, and the loss.
+    """Measure searches for the latents of test images.
 
-    Of so many test images `at_once`; None: all of them.
+    Args:
+        experiment: A trained autoencoder or generator.
+        device: Device of the model.
+        images: Number of test images.
+        searches: Engines with their numbers of iterations.
+        at_once: Number of images per search; by default all.
+
+    Returns:
+        For each search, the seconds per image and the mean final loss.
     """
-    decoder, shown = _decoder_and_images(experiment, device, images)
+    decoder, originals = _decoder_and_images(experiment, device, images)
     parts = [
-        _latent_search(experiment, decoder, some)
-        for some in torch.split(shown, at_once or len(shown))
+        _latent_search(experiment, decoder, part)
+        for part in torch.split(originals, at_once or len(originals))
     ]
 
     def losses(engine: str | Engine, iterations: int) -> Tensor:
         return torch.cat([search(engine=engine, iterations=iterations).loss for search in parts])
 
-    # Whoever comes first pays for what torch sets up once: not one of those that are compared.
+    # The first call includes one-time setup of torch, so it is not timed.
     parts[0](engine=searches[0][0], iterations=2)
-    found = []
+    measured = []
     for engine, iterations in searches:
-        seconds, reached = timed(device, partial(losses, engine, iterations))
-        found.append((seconds / len(shown), float(reached.mean())))
-    return found
+        seconds, final = timed(device, partial(losses, engine, iterations))
+        measured.append((seconds / len(originals), float(final.mean())))
+    return measured
 
 
 def _decoder_and_images(
@@ -330,52 +343,52 @@ def _decoder_and_images(
 def _latent_search(
     experiment: Experiment, decoder: nn.Module, images: Tensor
 ) -> Callable[..., InputResult]:
-    """A search for the latents of images as those of the run are, but for engine and iterations."""
+    """Return a search for latents with the run's settings; engine and iterations are open."""
     task = experiment.task
     ridge = task.ridge if isinstance(task, Reconstruction) else 0.0
     return partial(find_latents, decoder, images, ridge=ridge)
 
 
 def latent_times(experiment: Experiment, device: torch.device) -> Result:
-    """Seconds an image of the searches for latents, and the losses that they reach."""
+    """Measure seconds per image and final loss of searches for latents."""
     count, at_once = timed_images(experiment, SEARCHED_IMAGES)
     searches = [*LATENT_SEARCHES.values()]
     times = timed_searches(experiment, device, count, searches, at_once=at_once)
-    found: Result = {}
+    measured: Result = {}
     for name, time_and_loss in zip(LATENT_SEARCHES, times, strict=True):
-        found[f"{name}_seconds"], found[f"{name}_loss"] = time_and_loss
-    return found
+        measured[f"{name}_seconds"], measured[f"{name}_loss"] = time_and_loss
+    return measured
 
 
 def inner_loop_times(experiment: Experiment, device: torch.device) -> Result:
-    """Seconds an episode until its task vector is found, and the loss of its support there."""
+    """Measure seconds per episode of a search for the task vector, and the loss of its support."""
     task = experiment.task
     if not isinstance(task, FewShot):
         return {}
     model = experiment.model.eval()
     images, labels = next(iter(Batches(experiment.test, EPISODES)))
     episodes = EpisodeBatch.of(images.to(device), labels.to(device))
-    found: Result = {}
+    measured: Result = {}
     task.adapt(model, episodes, iterations=2)  # untimed, as in `timed_searches`
-    ways: dict[str, tuple[dict[str, Any], int]] = {
+    searches: dict[str, tuple[dict[str, Any], int]] = {
         "adam": ({"engine": "adam"}, 20),
         "jiio": ({"engine": FewShot.engine}, 40),
         "official": (official("few-shot"), 100),
     }
-    for name, (options, iterations) in ways.items():
+    for name, (options, iterations) in searches.items():
         search = replace(task, step_size=None, **options)
         seconds, result = timed(
             device, partial(search.adapt, model, episodes, iterations=iterations)
         )
-        found[f"{name}_seconds"] = seconds / len(images)
-        found[f"{name}_loss"] = float(result.loss.mean())
-    return found
+        measured[f"{name}_seconds"] = seconds / len(images)
+        measured[f"{name}_loss"] = float(result.loss.mean())
+    return measured
 
 
 def search_memory(experiment: Experiment, device: torch.device) -> Result:
-    """Bytes and seconds of searches for inputs, with as many images as a batch of the training.
+    """Measure memory and time of searches for inputs, for one batch of the training's size.
 
-    The memory is that of all tensors that a search makes, the weights not among them.
+    The memory is that of all tensors that a search creates, without the weights.
     """
     count = experiment.recipe.training.batch_size
     searches: dict[str, Callable[[], object]]
@@ -390,17 +403,17 @@ def search_memory(experiment: Experiment, device: torch.device) -> Result:
             for name, (engine, iterations) in LATENT_SEARCHES.items()
             if iterations == ADAM_STEPS
         }
-        if not is_whole(experiment):  # not in the paper, and 40 graphs of its large model
+        if not is_whole(experiment):  # too large for the paper's model: 40 graphs
             searches["unrolled"] = partial(unrolled_search, decoder, images)
-    found: Result = {}
+    measured: Result = {}
     for name, search in searches.items():
-        found[f"{name}_seconds"] = timed(device, search)[0] / count
-        found[f"{name}_bytes"] = float(peak_bytes(search, device))
-    return found
+        measured[f"{name}_seconds"] = timed(device, search)[0] / count
+        measured[f"{name}_bytes"] = float(peak_bytes(search, device))
+    return measured
 
 
 def unrolled_search(decoder: nn.Module, images: Tensor, iterations: int = ADAM_STEPS) -> Tensor:
-    """Latents by gradient steps that keep their graph, as a training through them would."""
+    """Search for latents by gradient steps that keep their graph, as unrolled training needs."""
     latents = zero_latents(decoder, images).requires_grad_()
     for _ in range(iterations):
         loss = squared_error(decoder(latents), images).sum()
@@ -414,35 +427,35 @@ def unrolled_search(decoder: nn.Module, images: Tensor, iterations: int = ADAM_S
 FITTED_LATENTS = 1000
 GENERATED_IMAGES = 300
 RESTORED_IMAGES = 64
-"""Of a quick setting; of a whole data set all are taken (`is_whole`)."""
+"""Number of images to restore in a quick setting; otherwise all (`is_whole`)."""
 SEARCH_STEPS = 100
 DAMAGE_SEED = 0
 RIDGE = 0.01
-"""Of latents that Adam searches for, in a quick setting; the paper has none (Eq. 21)."""
-HIDDEN = 20 / 64
-"""The side of the hidden window, as a share of the image's."""
+"""Ridge penalty on latents that Adam searches for in a quick setting; 0 in the paper (Eq. 21)."""
+HIDDEN_SIDE = 20 / 64
+"""Side of the hidden window, as a share of the side of the image."""
 DAMAGES: dict[str, Damage] = {
-    "inpaint": Inpainting(window=HIDDEN),
+    "inpaint": Inpainting(window=HIDDEN_SIDE),
     "denoise_02": Denoising(noise=0.2),
     "denoise_04": Denoising(noise=0.4),
 }
 
 
 def generation(experiment: Experiment, device: torch.device) -> Result:
-    """FID of samples and of reconstructions, and PSNR, by the encoder and by JIIO."""
-    whole = is_whole(experiment)
-    latents = len(experiment.training) if whole else FITTED_LATENTS
-    images = len(experiment.test) if whole else GENERATED_IMAGES
-    # On an MDEQ-VAE too the paper's own algorithm, with the iterations of its tests.
-    own = Reconstruction(engine="official", ridge=0.0, evaluation_iterations=SEARCH_STEPS)
-    search = own if whole else None
-    found, *_ = generate(experiment, device, latents=latents, images=images, search=search)
-    ways = {some.latents_by: some for some in found.reconstructions}
-    # A decoder alone has no other way than JIIO, which is then its own.
-    usual = ways.get("encoder", ways.get("JIIO"))
-    searched = ways.get("JIIO")
+    """Measure FID of samples, and FID and PSNR of reconstructions by the encoder and by JIIO."""
+    is_full = is_whole(experiment)
+    latents = len(experiment.training) if is_full else FITTED_LATENTS
+    images = len(experiment.test) if is_full else GENERATED_IMAGES
+    # The paper's algorithm with the iterations of its tests, also for an MDEQ-VAE.
+    of_paper = Reconstruction(engine="official", ridge=0.0, evaluation_iterations=SEARCH_STEPS)
+    search = of_paper if is_full else None
+    quality, *_ = generate(experiment, device, latents=latents, images=images, search=search)
+    by_method = {item.latents_by: item for item in quality.reconstructions}
+    # A decoder without an encoder uses JIIO.
+    usual = by_method.get("encoder", by_method.get("JIIO"))
+    searched = by_method.get("JIIO")
     return {
-        "sample_fid": found.sample_fid,
+        "sample_fid": quality.sample_fid,
         "reconstruction_fid": None if usual is None else usual.fid,
         "reconstruction_psnr": None if usual is None else usual.psnr,
         "jiio_reconstruction_fid": None if searched is None else searched.fid,
@@ -451,7 +464,7 @@ def generation(experiment: Experiment, device: torch.device) -> Result:
 
 
 def unsupervised_psnr(experiment: Experiment, device: torch.device) -> Result:
-    """The median PSNR of what a generator makes of damaged test images (Eq. 22)."""
+    """Measure the median PSNR of damaged test images that a generator restores (Eq. 22)."""
     model = experiment.model
     if isinstance(experiment.task, ImageRestoration):
         return {}
@@ -459,27 +472,27 @@ def unsupervised_psnr(experiment: Experiment, device: torch.device) -> Result:
         return {}
     task = experiment.task
     ridge = 0.0 if is_whole(experiment) else RIDGE
-    # The paper searches the latents of autoencoders by Adam.
+    # The paper searches for the latents of autoencoders with Adam.
     search: dict[str, Any] = (
         {"engine": "adam", "iterations": ADAM_STEPS, "ridge": ridge}
         if isinstance(model, Autoencoder) or not isinstance(task, Reconstruction)
         else {"engine": task.engine, "iterations": SEARCH_STEPS, "ridge": task.ridge}
     )
-    found: Result = {}
+    measured: Result = {}
     for name, damage in DAMAGES.items():
-        chance = torch.Generator().manual_seed(DAMAGE_SEED)
+        generator = torch.Generator().manual_seed(DAMAGE_SEED)
         ratios, converged = [], []
         for images, _ in islice(
             Batches(experiment.test, RESTORED_IMAGES), None if is_whole(experiment) else 1
         ):
             originals = images.to(device)
-            seen = damage.corrupt(originals, chance)
-            restored = restore(model, seen.measured, seen.measurement, **search)
+            damaged = damage.corrupt(originals, generator)
+            restored = restore(model, damaged.measured, damaged.measurement, **search)
             ratios.append(picture_psnr(restored.images, originals))
             converged.append(restored.converged)
-        found[f"{name}_psnr"] = float(torch.cat(ratios).median())
-        found[f"{name}_converged"] = float(torch.cat(converged).double().mean())
-    return found
+        measured[f"{name}_psnr"] = float(torch.cat(ratios).median())
+        measured[f"{name}_converged"] = float(torch.cat(converged).double().mean())
+    return measured
 
 
 EXTRAS: dict[str, Callable[[Experiment, torch.device], Result]] = {
@@ -500,4 +513,4 @@ EXTRAS: dict[str, Callable[[Experiment, torch.device], Result]] = {
     "corruptions": corruptions,
     "saliency": saliency,
 }
-"""What is measured besides an evaluation, by the names that tables use."""
+"""Measurements besides the evaluation, by the names that tables use."""

@@ -1,4 +1,4 @@
-"""The memory that a run takes at its peak."""
+"""Peak memory of a computation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from torch.utils._pytree import tree_leaves
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """How many bytes tensors that `run` makes hold at its peak, what autograd saves included.
+    """Measure the peak number of bytes in tensors that `run` creates, including saved tensors.
 
-    On CUDA it is the allocator's count; elsewhere the storages of all results of operations are
-    counted from when they are made until they are freed. Working memory inside an operation is
-    not seen there, and the numbers are the same in every run.
+    On CUDA this is the count of the allocator. Elsewhere every storage that an operation returns
+    counts until it is freed; this is deterministic, but leaves out memory that an operation uses
+    internally.
+
+    Args:
+        run: Computation to measure.
+        device: Device on which it runs.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -33,7 +37,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
 
 
 class _StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees the result of every operation."""
+    """Count the storages that operations return."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

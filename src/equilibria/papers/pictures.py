@@ -1,4 +1,4 @@
-"""Pictures of finished runs, as the papers' figures show them."""
+"""Pictures of finished runs, for the figures of the papers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from equilibria.restoration.tiles import answer
 from equilibria.tasks import ImageRestoration
 from equilibria.training.experiment import Experiment
 
-SHOWN = 10
-TIMED = 16
+SHOWN_IMAGES = 10
+TIMED_IMAGES = 16
 BUDGETS = (2, 5, 10, 20, 40, 80)
 ENGINES: dict[str, str | Engine] = {
     "this library's": "secant",
@@ -46,11 +46,11 @@ ENGINES: dict[str, str | Engine] = {
     "Adam": "adam",
     "Adam, warm": "adam-warm",
 }
-"""By what the figure calls them."""
+"""Engines by their labels in the figure."""
 
 
 def generated(experiment: Experiment, device: torch.device) -> bytes:
-    """Originals, their reconstructions, and samples (Figures 2, 5 and 6)."""
+    """Draw originals, their reconstructions, and samples (Figures 2, 5 and 6)."""
     _, samples, reconstructions = generate(
         experiment, device, samples=30, latents=500, images=32, judge=False
     )
@@ -60,24 +60,30 @@ def generated(experiment: Experiment, device: torch.device) -> bytes:
 
 @torch.no_grad()
 def restored(experiment: Experiment, device: torch.device) -> bytes:
-    """Originals, what was measured, what was restored; a generator for every damage (7 to 12)."""
+    """Draw original, damaged and restored images (Figures 7 to 12).
+
+    Generators and autoencoders restore every damage, other models that of their task.
+    """
     task, model = experiment.task, experiment.model.eval()
     damages = [task.damage] if isinstance(task, ImageRestoration) else list(DAMAGES.values())
-    images, labels = next(iter(Batches(experiment.test, SHOWN)))
+    images, labels = next(iter(Batches(experiment.test, SHOWN_IMAGES)))
     images = images.to(device)
     rows = [SheetRow("original", images)]
     for damage in damages:
-        seen = damage.corrupt(images, torch.Generator().manual_seed(DAMAGE_SEED))
-        picture = seen.picture(tuple(images.shape[2:]))
+        damaged = damage.corrupt(images, torch.Generator().manual_seed(DAMAGE_SEED))
+        picture = damaged.picture(tuple(images.shape[2:]))
         if isinstance(task, ImageRestoration) and not is_generator(model):
-            made = answer(model, seen)
+            result = answer(model, damaged)
         elif is_generator(model) or isinstance(model, Autoencoder):
-            made = restore(model, seen.measured, seen.measurement, ridge=RIDGE).images
+            result = restore(model, damaged.measured, damaged.measurement, ridge=RIDGE).images
         else:
-            raise TypeError(f"{type(model).__name__} restores no images")
+            raise TypeError(
+                f"{type(model).__name__} cannot restore images: use a generator, an autoencoder or "
+                "a run of an image restoration task"
+            )
         if picture is not None:
             rows.append(compared(damage.words, picture, images))
-        rows.append(compared("restored", made, images))
+        rows.append(compared("restored", result, images))
     data = experiment.data
     heading = f"{experiment.recipe.model.name} on test images of {data.name}"
     return Sheet(rows, class_titles(data, labels), heading).png()
@@ -85,19 +91,19 @@ def restored(experiment: Experiment, device: torch.device) -> bytes:
 
 @drawing()
 def costs(experiment: Experiment, device: torch.device) -> bytes:
-    """The true loss over processor time and over iterations, engine by engine (3 and 4)."""
+    """Draw the true loss over processor time and iterations for each engine (Figures 3 and 4)."""
     from matplotlib.figure import Figure
 
     searches = [(engine, iterations) for engine in ENGINES.values() for iterations in BUDGETS]
-    found = iter(timed_searches(experiment, device, TIMED, searches))
+    measurements = iter(timed_searches(experiment, device, TIMED_IMAGES, searches))
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for place, engine in enumerate(ENGINES):
-        seconds, losses = zip(*(next(found) for _ in BUDGETS), strict=True)
-        look = {**series(place), "markersize": 5, "linewidth": 1.8}
-        left.plot([1000 * value for value in seconds], losses, label=engine, **look)
-        right.plot(BUDGETS, losses, **look)
-    left.set(xlabel="processor time an image (ms)", ylabel="true loss")
+        seconds, losses = zip(*(next(measurements) for _ in BUDGETS), strict=True)
+        style = {**series(place), "markersize": 5, "linewidth": 1.8}
+        left.plot([1000 * value for value in seconds], losses, label=engine, **style)
+        right.plot(BUDGETS, losses, **style)
+    left.set(xlabel="processor time per image (ms)", ylabel="true loss")
     right.set(xlabel="iterations")
     for axes in (left, right):
         plain_log_axis(axes, "x")
@@ -109,15 +115,15 @@ def costs(experiment: Experiment, device: torch.device) -> bytes:
 
 
 def saliency(experiment: Experiment, device: torch.device) -> bytes:
-    """Test images, and where their Grad-CAM is large (GEQ, Figure 3)."""
-    images, labels = experiment.some_test_images(SHOWN)
+    """Draw test images and their Grad-CAM (GEQ, Figure 3)."""
+    images, labels = experiment.some_test_images(SHOWN_IMAGES)
     data, model = experiment.data, experiment.model
     images = images.to(device)
-    maps, said = grad_cam(model, images), predicted_classes(model(images).detach())
-    names = [data.class_names[label] if label >= 0 else "no answer" for label in said.tolist()]
+    maps, predicted = grad_cam(model, images), predicted_classes(model(images).detach())
+    names = [data.class_names[label] if label >= 0 else "no answer" for label in predicted.tolist()]
     rows = [SheetRow("image", images), SheetRow("Grad-CAM", overlaid(images, maps), names)]
     heading = (
-        f"{experiment.recipe.model.name} on test images of {data.name}: true class, said class"
+        f"{experiment.recipe.model.name} on test images of {data.name}: true class, predicted class"
     )
     return Sheet(rows, class_titles(data, labels), heading).png()
 
@@ -128,4 +134,4 @@ PICTURES: dict[str, Callable[[Experiment, torch.device], bytes]] = {
     "costs": costs,
     "saliency": saliency,
 }
-"""What is drawn of a finished run, by name: a PNG."""
+"""Functions that draw a PNG of a finished run, by name."""

@@ -1,20 +1,22 @@
-"""The tables as they are written down: `tables/*.yaml`, a file a paper.
+"""Reader of `tables/*.yaml`, one file per paper.
 
-The parts of recipes have names there: `data`, `training`, `models` and `tasks`, in the paper's own
-file or in `shared.yaml`. A part that begins with others says so: `from: NAME` or
-`from: [NAME, …]`. Models and tasks are a name and options beside it. A table, the `run` that
-several rows share, and a row each hold some of
+The sections `data`, `training`, `models` and `tasks` name parts of recipes, in the file of the
+paper or in `shared.yaml`. A part extends others by `from: NAME` or `from: [NAME, …]`. Models and
+tasks consist of a name and options. A table, a `run` that several rows share, and a row can have
+these keys:
 
-    model, data, training, task   a part or its name; for a model also a name of the library
-    options                       of the model, over those that it has
-    full, quick                   the same of one setting; a name alone: a model; null: no recipe
+    model, data, training, task   a part or the name of one; a model may be one of the library
+    options                       options of the model, which override those of the part
+    full, quick                   the same keys for one setting, the name of a model, or null for
+                                  no recipe
 
-and a recipe is made of the table's, then the run's, then the row's. The paper's figures, and
-measures in the place of the columns' own, stand in the order of the columns. The lines of a table's
-`picture` are those of `Panel`. What the paper sets stands in `settings` of a file, a table, a run
-or a row, and in `settings_of` a model, by keys of the full recipe (`training.epochs`) or patterns
-(`training.*`), the later ones above the earlier: file, model, table, run, row. `elsewhere` has what
-the paper numbers besides: the table that draws it, or why there is none.
+A recipe merges the table, the run and the row; later ones override earlier ones. `paper` lists the
+printed numbers of a row, `measures` its measures if they differ from those of the columns, both in
+the order of the columns. The entries of `picture` are those of `Panel`. `settings` of a file, a
+table, a run or a row, and `settings_of` a model, list what the paper sets, by keys of the full
+recipe (`training.epochs`) or patterns (`training.*`). The order of precedence is row, run, table,
+model, file. `elsewhere` lists numbered items of the paper without a table here: the table that
+covers them, or why there is none.
 """
 
 from __future__ import annotations
@@ -41,16 +43,16 @@ from equilibria.papers.table import (
 from equilibria.registry import nearest
 
 FILES = ("opteq", "mopteqs", "geq", "jiio")
-"""In the order in which tables are listed."""
+"""Files in the order in which tables are listed."""
 KINDS = {"model": "models", "data": "data", "training": "training", "task": "tasks"}
-"""The parts of a recipe, and the section of a file in which they have names."""
+"""Section of a file for each part of a recipe."""
 
 Part = str | list[str] | dict[str, Any]
 M = TypeVar("M", bound=BaseModel)
 
 
 class _Parts(BaseModel):
-    """Of a recipe, as far as they are given."""
+    """The given parts of a recipe."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -71,7 +73,7 @@ class _Setting(BaseModel):
 
 
 class _Recipes(_Parts):
-    """Of both settings, and of one; a setting that is given as None has no recipe."""
+    """Parts for both settings and for each one; a setting that is None has no recipe."""
 
     settings: dict[str, _Setting] = {}
 
@@ -141,57 +143,59 @@ class _File(BaseModel):
     elsewhere: dict[str, _Elsewhere] = {}
 
     def part(self, kind: str, given: Part) -> dict[str, Any]:
-        """A part with all that it begins with."""
+        """Return a part merged with the parts that it extends."""
         known = getattr(self, KINDS[kind])
         if not isinstance(given, dict):
             given = {"from": given}
         bases = given.get("from", [])
-        whole: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         for name in [bases] if isinstance(bases, str) else bases:
             if name not in known:
                 near = nearest(name, known)
-                raise ValueError(f"there is no part of {KINDS[kind]} {name!r}{near}")
-            whole |= self.part(kind, known[name])
-        return whole | {key: value for key, value in given.items() if key != "from"}
+                raise ValueError(f"{KINDS[kind]} has no part {name!r}{near}")
+            merged |= self.part(kind, known[name])
+        return merged | {key: value for key, value in given.items() if key != "from"}
 
     def recipe(self, layers: Sequence[_Recipes], setting: Setting) -> RecipeData | None:
-        """What the layers say together, the later ones above the earlier."""
-        made: dict[str, dict[str, Any]] = {}
+        """Merge the layers of a setting; later ones override earlier ones."""
+        recipe: dict[str, dict[str, Any]] = {}
         options: dict[str, Any] = {}
         for layer in layers:
-            own = layer.full if setting == "full" else layer.quick
-            if own is None:
+            parts_of_setting = layer.full if setting == "full" else layer.quick
+            if parts_of_setting is None:
                 return None
-            for parts in (layer, _Parts(model=own) if isinstance(own, str) else own):
+            if isinstance(parts_of_setting, str):
+                parts_of_setting = _Parts(model=parts_of_setting)
+            for parts in (layer, parts_of_setting):
                 for kind in KINDS:
                     given = getattr(parts, kind)
                     if kind == "model" and isinstance(given, str) and given not in self.models:
-                        made[kind] = {"name": given}  # one of the library's
+                        recipe[kind] = {"name": given}  # a model of the library
                     elif given is not None:
-                        made[kind] = self.part(kind, given)
+                        recipe[kind] = self.part(kind, given)
                 options |= self.part("model", parts.options)
         for kind in ("model", "data", "training"):
-            if kind not in made:
+            if kind not in recipe:
                 raise ValueError(f"the {setting} setting has no {kind}")
-        made["model"] |= options
-        # Where nothing is said of it, models train at the tolerance that they have.
-        made["training"].setdefault("tolerance", None)
+        recipe["model"] |= options
+        # By default models train at their own tolerance.
+        recipe["training"].setdefault("tolerance", None)
         for kind in ("model", "task"):
-            if kind in made:
-                name = made[kind].pop("name")
-                made[kind] = {"name": name, "options": made[kind]}
-        return made
+            if kind in recipe:
+                name = recipe[kind].pop("name")
+                recipe[kind] = {"name": name, "options": recipe[kind]}
+        return recipe
 
 
 def read_papers() -> list[PaperTable]:
-    """The tables of all papers."""
+    """Read the tables of all papers."""
     shared = _text("shared")
     return [table for name in FILES for table in read_tables(_text(name), shared)]
 
 
 @cache
 def read_elsewhere() -> list[Elsewhere]:
-    """What the papers number that has no table of its own here."""
+    """Read the numbered items of the papers that have no separate table here."""
     return [
         Elsewhere(id=other_id, paper=given["paper"], **dict(_checked(_Elsewhere, other, other_id)))
         for given in (yaml.safe_load(_text(name)) for name in FILES)
@@ -205,7 +209,15 @@ def _text(name: str) -> str:
 
 
 def read_tables(paper: str, shared: str = "") -> list[PaperTable]:
-    """The tables of a paper's file; what is wrong there is an error that names table and row."""
+    """Read the tables in the file of a paper.
+
+    Args:
+        paper: Content of the file.
+        shared: Content of the file with shared parts.
+
+    Raises:
+        ValueError: If an entry is wrong; the message names its table and row.
+    """
     given = yaml.safe_load(paper)
     for section, parts in (yaml.safe_load(shared) or {}).items():
         given[section] = parts | given.get(section, {})
@@ -215,7 +227,7 @@ def read_tables(paper: str, shared: str = "") -> list[PaperTable]:
 
 def _table(file: _File, table_id: str, data: Mapping[str, Any]) -> PaperTable:
     given = _checked(_Table, data, table_id)
-    kept = ("title", "extras", "pictures", "turned", "seeds")
+    copied = ("title", "extras", "pictures", "turned", "seeds")
     return PaperTable(
         id=table_id,
         paper=file.paper,
@@ -224,7 +236,7 @@ def _table(file: _File, table_id: str, data: Mapping[str, Any]) -> PaperTable:
         picture=tuple(panel.panel() for panel in given.picture),
         full_remarks=tuple(_flat(given.full_remarks)),
         quick_remarks=tuple(_flat(given.quick_remarks)),
-        **{name: getattr(given, name) for name in kept},
+        **{name: getattr(given, name) for name in copied},
     )
 
 
@@ -234,16 +246,16 @@ def _row(file: _File, table: _Table, data: Mapping[str, Any], table_id: str) -> 
     titles, run = list(table.columns), given.run or table.run
     try:
         if max(len(given.paper), len(given.measures)) > len(titles):
-            raise ValueError(f"there are figures or measures for more than {len(titles)} columns")
+            raise ValueError(f"it has more numbers or measures than the {len(titles)} columns")
         if run is not None and run not in file.runs:
-            raise ValueError(f"there is no run {run!r}{nearest(run, file.runs)}")
+            raise ValueError(f"unknown run {run!r}{nearest(run, file.runs)}")
         layers = [table, *([] if run is None else [file.runs[run]]), given]
         full, quick = file.recipe(layers, "full"), file.recipe(layers, "quick")
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
     return Row(
         label=given.label,
-        paper={t: figure for t, figure in zip(titles, given.paper, strict=False) if figure},
+        paper={t: number for t, number in zip(titles, given.paper, strict=False) if number},
         full=full,
         quick=quick,
         missing=given.missing or table.missing if None in (full, quick) else "",
@@ -255,12 +267,12 @@ def _row(file: _File, table: _Table, data: Mapping[str, Any], table_id: str) -> 
 def _settings(
     file: _File, layers: Sequence[_Recipes], full: RecipeData | None
 ) -> tuple[dict[str, PaperSetting], ...]:
-    """What is said for a row: by the file, of its model, and by the layers of its recipe."""
+    """Collect the paper's settings of a row from the file, its model and the layers."""
     model = "" if full is None else full["model"]["name"]
-    of_model = [said for pattern, said in file.settings_of.items() if fnmatchcase(model, pattern)]
-    said_there = (file.settings, *of_model, *(layer.settings for layer in layers))
+    of_model = [group for pattern, group in file.settings_of.items() if fnmatchcase(model, pattern)]
+    groups = (file.settings, *of_model, *(layer.settings for layer in layers))
     return tuple(
-        {name: PaperSetting(**dict(said)) for name, said in some.items()} for some in said_there
+        {name: PaperSetting(**dict(given)) for name, given in group.items()} for group in groups
     )
 
 
@@ -268,16 +280,16 @@ def _checked(kind: type[M], data: Any, place: str) -> M:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        finding = error.errors()[0]
-        where = ".".join(map(str, finding["loc"]))
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
         raise ValueError(
-            f"{place}: {where}: {finding['msg']}, not {finding['input']!r}; a paper's figure is in "
-            "quotes, as it is printed"
+            f"{place}: {key}: {first['msg']}, got {first['input']!r}. Write numbers of the paper "
+            "in quotes, as printed."
         ) from None
 
 
 def _flat(items: Iterable[Any]) -> Iterator[Any]:
-    """Rows and remarks that are shared are lists inside of lists."""
+    """Flatten nested lists, which result from shared rows and remarks."""
     for item in items:
         if isinstance(item, list):
             yield from _flat(item)

@@ -1,7 +1,4 @@
-"""A finished table as Markdown, as JSON with all numbers, and as a picture.
-
-Also the list of all recorded tables, with date, versions, and hardware.
-"""
+"""Reports of finished tables as Markdown, JSON and PNG, and the index of recorded tables."""
 
 from __future__ import annotations
 
@@ -25,55 +22,70 @@ from equilibria.papers.table import Row, find_table
 from equilibria.training.files import write_atomically
 
 KIND = "equilibria reproduce"
-"""Marks the JSON files that `index` lists."""
-NOTHING = "–"
+"""Value of the key "kind" in the JSON files of recorded tables."""
+EMPTY_CELL = "–"
 
 
-def base_name(made: TablePlan) -> str:
+def base_name(plan: TablePlan) -> str:
     """Return the stem of the files of a table."""
-    return made.table.id if made.setting == "full" else f"{made.table.id}-quick"
+    return plan.table.id if plan.setting == "full" else f"{plan.table.id}-quick"
 
 
 def write_report(
-    made: TablePlan, found: Findings, output: Path, command: str, facts: Mapping[str, Any]
+    plan: TablePlan, results: Findings, output: Path, command: str, facts: Mapping[str, Any]
 ) -> list[Path]:
-    """Write ID.md, ID.json and ID.png (ID-quick.* for a quick run); `facts` are `provenance()`."""
-    name = base_name(made)
-    record = as_data(made, found, command, facts)
+    """Write the report of a table: ID.md, ID.json and ID.png, or ID-quick.* for a quick run.
+
+    Args:
+        plan: Runs of the table.
+        results: Results of the runs (`runner.findings`).
+        output: Folder of the files; it is created if necessary.
+        command: Command that produced the results.
+        facts: Date, versions and hardware (`provenance`).
+
+    Returns:
+        The files that were written, with the pictures of runs.
+    """
+    name = base_name(plan)
+    record = as_data(plan, results, command, facts)
     contents = {
-        "md": markdown(made, found, command, facts).encode(),
+        "md": markdown(plan, results, command, facts).encode(),
         "json": (json.dumps(record, indent=1) + "\n").encode(),
-        "png": table_png(made.table, record),
+        "png": table_png(plan.table, record),
     }
     output.mkdir(parents=True, exist_ok=True)
     files = []
     for ending, content in contents.items():
         files.append(output / f"{name}.{ending}")
         write_atomically(files[-1], content)
-    for name, (_, source) in drawings(made).items():
+    for name, (_, source) in drawings(plan).items():
         files.append(output / name)
         write_atomically(files[-1], source.read_bytes())
     return files
 
 
-def drawings(made: TablePlan) -> dict[str, tuple[str, Path]]:
-    """By file name: the first row that a picture is of, and where its run has it.
+def drawings(plan: TablePlan) -> dict[str, tuple[str, Path]]:
+    """Return the pictures of runs by file name: the label of the first row, and the source.
 
     The name is that of the run, so that rows and tables that share a run share its pictures.
     """
-    found: dict[str, tuple[str, Path]] = {}
-    for (label, _), job in made.jobs.items():
+    pictures: dict[str, tuple[str, Path]] = {}
+    for (label, _), job in plan.jobs.items():
         for picture_name in job.pictures:
             source = job.picture(picture_name)
             if source.is_file():
-                found.setdefault(f"{job.folder.name}-{picture_name}.png", (label, source))
-    return found
+                pictures.setdefault(f"{job.folder.name}-{picture_name}.png", (label, source))
+    return pictures
 
 
-def cells(made: TablePlan, found: Findings) -> list[list[str]]:
-    """The heading and the rows: ours beside the paper's, column by column.
+def cells(plan: TablePlan, results: Findings) -> list[list[str]]:
+    """Return the header and the rows of a table, our numbers beside those of the paper.
 
-    A column of which the paper prints nothing is ours alone.
+    Columns without a printed number have our numbers only.
+
+    Args:
+        plan: Runs of the table.
+        results: Results of the runs.
 
     Examples:
         >>> from pathlib import Path
@@ -84,31 +96,34 @@ def cells(made: TablePlan, found: Findings) -> list[list[str]]:
         ['row', 'accuracy (%)', 'paper: Acc.']
     """
     heading = ["row"]
-    printed = {title for row in made.table.rows for title in row.paper}  # A figure may print none.
-    for column in made.table.columns:
+    printed = {
+        title for row in plan.table.rows for title in row.paper
+    }  # figures may print no numbers
+    for column in plan.table.columns:
         if column.measure is not None:
             title, at = measure_of(column.measure).title, "@" in column.measure
-            own = {row.measure(column) for row in made.table.rows if not row.missing}
-            if len(own) > 1:  # Each row measures something else there.
+            measures = {row.measure(column) for row in plan.table.rows if not row.missing}
+            titles = {measure_of(name).title for name in measures if name is not None}
+            if len(titles) > 1:  # the measure depends on the row
                 title, at = column.title, False
             heading.append(f"{title}, {column.title}" if at else title)
         if column.title in printed:
             heading.append(f"paper: {column.title}")
     rows = [[*heading, "parameters", "CPU min", "converged"]]
-    for row in made.table.rows:
-        results = found.of(row)
+    for row in plan.table.rows:
+        runs = results.of(row)
         line = [row.label]
-        for column in made.table.columns:
+        for column in plan.table.columns:
             if column.measure is not None:
-                line.append(_ours(row.measure(column), results))
+                line.append(_ours(row.measure(column), runs))
             if column.title in printed:
-                line.append(row.paper.get(column.title, NOTHING))
-        rows.append([*line, *_costs(results)])
-    return [list(line) for line in zip(*rows, strict=True)] if made.table.turned else rows
+                line.append(row.paper.get(column.title, EMPTY_CELL))
+        rows.append([*line, *_costs(runs)])
+    return [list(line) for line in zip(*rows, strict=True)] if plan.table.turned else rows
 
 
-def markdown(made: TablePlan, found: Findings, command: str, facts: Mapping[str, Any]) -> str:
-    """The page of a table, which is the template `table.md.jinja`."""
+def markdown(plan: TablePlan, results: Findings, command: str, facts: Mapping[str, Any]) -> str:
+    """Render the page of a table from `table.md.jinja`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -117,72 +132,72 @@ def markdown(made: TablePlan, found: Findings, command: str, facts: Mapping[str,
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    left_out: dict[str, list[str]] = {}
-    for row in made.table.rows:
-        if row.recipe(made.setting) is None:
-            left_out.setdefault(row.missing, []).append(row.label)
+    missing: dict[str, list[str]] = {}
+    for row in plan.table.rows:
+        if row.recipe(plan.setting) is None:
+            missing.setdefault(row.missing, []).append(row.label)
     return environment.get_template("table.md.jinja").render(
-        made=made,
-        name=base_name(made),
+        plan=plan,
+        name=base_name(plan),
         command=command,
         facts=facts,
-        lines=cells(made, found),
-        left_out=left_out,
-        failures=found.failures,
-        drawings={name: label for name, (label, _) in drawings(made).items()},
+        lines=cells(plan, results),
+        missing=missing,
+        failures=results.failures,
+        drawings={name: label for name, (label, _) in drawings(plan).items()},
     )
 
 
 def as_data(
-    made: TablePlan, found: Findings, command: str, facts: Mapping[str, Any]
+    plan: TablePlan, results: Findings, command: str, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Everything: recipes, the numbers of every run, means and standard deviations."""
-    table = made.table
+    """Return the record of a table: recipes, numbers of every run, means and deviations."""
+    table = plan.table
     return {
         "kind": KIND,
         "id": table.id,
         "paper": table.paper,
         "title": table.title,
-        "setting": made.setting,
-        "remarks": list(table.remarks(made.setting)),
+        "setting": plan.setting,
+        "remarks": list(table.remarks(plan.setting)),
         **facts,
         "command": command,
-        "seeds": list(made.seeds),
-        "failures": found.failures,
-        "rows": [_row_data(made, found, row) for row in table.rows],
+        "seeds": list(plan.seeds),
+        "failures": results.failures,
+        "rows": [_row_data(plan, results, row) for row in table.rows],
     }
 
 
 def _ours(measure: str | None, results: Sequence[Result]) -> str:
     values = [] if measure is None else collect(results, measure)
-    return measure_of(measure).show(values) if measure is not None and values else NOTHING
+    return measure_of(measure).show(values) if measure is not None and values else EMPTY_CELL
 
 
 def _costs(results: Sequence[Result]) -> list[str]:
-    """Parameters, CPU minutes, converged share."""
+    """Return the number of parameters, CPU minutes and the converged share as text."""
     parameters = collect(results, "parameters")
     minutes = collect(results, "training_minutes")
     shares = collect(results, "share_converged")
     return [
-        f"{parameters[0]:,.0f}" if parameters else NOTHING,
-        f"{statistics.fmean(minutes):.2f}" if minutes else NOTHING,
-        f"{statistics.fmean(shares):.1%}" if shares else NOTHING,
+        f"{parameters[0]:,.0f}" if parameters else EMPTY_CELL,
+        f"{statistics.fmean(minutes):.2f}" if minutes else EMPTY_CELL,
+        f"{statistics.fmean(shares):.1%}" if shares else EMPTY_CELL,
     ]
 
 
-def _row_data(made: TablePlan, found: Findings, row: Row) -> dict[str, Any]:
-    results = found.results.get(row.label, {})
-    names = dict.fromkeys(n for result in results.values() for n in result if "@" not in n)
-    values = {name: collect(list(results.values()), name) for name in names}
+def _row_data(plan: TablePlan, results: Findings, row: Row) -> dict[str, Any]:
+    runs = results.results.get(row.label, {})
+    names = dict.fromkeys(n for result in runs.values() for n in result if "@" not in n)
+    values = {name: collect(list(runs.values()), name) for name in names}
     return {
         "label": row.label,
         "paper": dict(row.paper),
-        "measures": {column.title: row.measure(column) for column in made.table.columns},
-        "missing": row.missing if row.recipe(made.setting) is None else None,
-        "recipe": row.recipe(made.setting),
+        "measures": {column.title: row.measure(column) for column in plan.table.columns},
+        "missing": row.missing if row.recipe(plan.setting) is None else None,
+        "recipe": row.recipe(plan.setting),
         "runs": [
-            {"seed": seed, "folder": made.jobs[row.label, seed].folder.name, **result}
-            for seed, result in results.items()
+            {"seed": seed, "folder": plan.jobs[row.label, seed].folder.name, **result}
+            for seed, result in runs.items()
         ],
         "mean": {name: statistics.fmean(v) for name, v in values.items() if v},
         "deviation": {name: deviation(v) for name, v in values.items() if v},
@@ -190,47 +205,56 @@ def _row_data(made: TablePlan, found: Findings, row: Row) -> dict[str, Any]:
 
 
 def write_index(folder: Path) -> str:
-    """A Markdown table of every recorded table in a folder, for a page beside that folder.
+    """Return a Markdown table of the recorded tables in a folder, for a page next to it.
+
+    Args:
+        folder: Folder with the records.
 
     Examples:
         >>> from pathlib import Path
         >>> Path("no-results").mkdir()
         >>> from equilibria.papers.report import write_index
-        >>> write_index(Path("no-results")).splitlines()[0]  # and no lines below it
+        >>> write_index(Path("no-results")).splitlines()[0]  # no further lines
         '| table | what | setting | date | commit | seeds | command |'
     """
     lines = [
         "| table | what | setting | date | commit | seeds | command |",
         "|---|---|---|---|---|---|---|",
     ]
-    for path, found in recorded(folder):
+    for path, record in recorded(folder):
         page = f"{folder.name}/{path.stem}.md"
         cells = [
-            f"[{found['id']}]({page})",
-            f"{found['paper']}: {found['title']}",
-            found["setting"],
-            found["date"],
-            found["commit"] or "",
-            ", ".join(map(str, found["seeds"])),
-            f"`{found['command']}`",
+            f"[{record['id']}]({page})",
+            f"{record['paper']}: {record['title']}",
+            record["setting"],
+            record["date"],
+            record["commit"] or "",
+            ", ".join(map(str, record["seeds"])),
+            f"`{record['command']}`",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def recorded(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The files of recorded tables in a folder, and what they hold."""
+    """Yield the JSON files of recorded tables in a folder, with their content."""
     for path in sorted(folder.glob("*.json")):
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            record = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError:
             continue
-        if isinstance(found, dict) and found.get("kind") == KIND:
-            yield path, found
+        if isinstance(record, dict) and record.get("kind") == KIND:
+            yield path, record
 
 
 def redraw(folder: Path) -> list[Path]:
-    """Draw the picture of every recorded table in a folder again, from its numbers.
+    """Redraw the figure of every recorded table in a folder from its numbers.
+
+    Args:
+        folder: Folder with the records.
+
+    Returns:
+        The files that were written.
 
     Examples:
         >>> from pathlib import Path
@@ -247,7 +271,7 @@ def redraw(folder: Path) -> list[Path]:
 
 
 def provenance() -> dict[str, Any]:
-    """When, with what and on what results were made; names neither the machine nor its folders.
+    """Return date, versions and hardware; names neither the machine nor its folders.
 
     Examples:
         >>> from equilibria.papers.report import provenance
@@ -267,15 +291,15 @@ def provenance() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that the package is in, with a + if files differ from it.
+    """Return the commit of the checkout that contains the package, with a + if files differ.
 
-    None for an installed package, and where there is no git.
+    None for an installed package, or if git is not available.
     """
     root = Path(equilibria.__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
     try:
-        answer = subprocess.run(
+        process = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
             cwd=root,
             capture_output=True,
@@ -284,4 +308,4 @@ def commit() -> str | None:
         )
     except OSError:
         return None
-    return answer.stdout.strip() or None
+    return process.stdout.strip() or None

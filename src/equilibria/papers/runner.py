@@ -1,4 +1,4 @@
-"""All runs of a table: rows × seeds."""
+"""Runs of a table: every row with every seed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ from equilibria.training.experiment import fitting_options
 from equilibria.training.recipe import recipe_from_data
 
 RUNS = "runs"
-"""The folder of all runs, in that of the results."""
+"""Name of the folder with all runs, inside the folder of the results."""
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """The runs that a table asks for. Rows with the same recipe share theirs.
+    """The runs that a table needs. Rows with equal recipes share their runs.
+
+    Attributes:
+        table: The table.
+        setting: "full" or "quick".
+        seeds: Seeds of the runs.
+        jobs: Jobs by the label of the row and the seed.
 
     Examples:
         >>> from pathlib import Path
@@ -39,16 +45,15 @@ class TablePlan:
     setting: Setting
     seeds: tuple[int, ...]
     jobs: dict[tuple[str, int], Job]
-    """By the label of the row and the seed."""
 
     def unfinished(self) -> list[Job]:
-        """Those without a result, each once; seed by seed, so that all rows get on alike."""
+        """Return the distinct jobs without a result, ordered by seed so that all rows progress."""
         ordered = sorted(self.jobs.items(), key=lambda item: self.seeds.index(item[0][1]))
         by_folder = {job.folder: job for _, job in ordered if job.result() is None}
         return list(by_folder.values())
 
     def row_of(self, job: Job) -> str:
-        """Where a job belongs, for people."""
+        """Return the row and the seed of a job, as text for messages."""
         return next(
             f"{label}, seed {seed}"
             for (label, seed), other in self.jobs.items()
@@ -58,13 +63,18 @@ class TablePlan:
 
 @dataclass
 class Findings:
-    """The results of a plan: by row and seed, and what went wrong."""
+    """Results and failures of a plan.
+
+    Attributes:
+        results: Results by the label of the row and the seed.
+        failures: Error messages by "row, seed N".
+    """
 
     results: dict[str, dict[int, Result]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    """By row and seed, in words."""
 
     def of(self, row: Row) -> list[Result]:
+        """Return the results of a row, one per seed."""
         return list(self.results.get(row.label, {}).values())
 
 
@@ -76,7 +86,20 @@ def plan(
     *,
     root: Path | None = None,
 ) -> TablePlan:
-    """What to run, and where. Wrong recipes are found here, before anything runs.
+    """Plan the runs of a table, and check the recipes before anything runs.
+
+    Args:
+        table: The table.
+        setting: "full" for the setting of the paper, "quick" for a small one.
+        seeds: Seeds; every row runs with each.
+        output: Folder of the results; the runs are in its folder `runs`.
+        root: Folder of the data sets; by default that of the recipes.
+
+    Returns:
+        The plan, for `carry_out` and `write_report`.
+
+    Raises:
+        ValueError: If a recipe is wrong.
 
     Examples:
         >>> from pathlib import Path
@@ -101,22 +124,36 @@ def plan(
     return TablePlan(table, setting, tuple(seeds), jobs)
 
 
-def check_data(made: TablePlan) -> None:
-    """Look for the data of all rows: `MissingDataError` says what is missing and how to get it."""
-    recipes = (recipe_from_data(job.recipe) for job in made.jobs.values())
+def check_data(plan: TablePlan) -> None:
+    """Check that the data sets of all rows are available.
+
+    Raises:
+        MissingDataError: If one is missing; the message explains how to get it.
+    """
+    recipes = (recipe_from_data(job.recipe) for job in plan.jobs.values())
     for data in {recipe.data.name: recipe.data for recipe in recipes}.values():
         load_dataset(data.name, root=data.root, **data.options)
 
 
 def carry_out(
-    made: TablePlan,
+    plan: TablePlan,
     *,
     workers: int | None,
     device: torch.device,
     on_epoch: Callable[[Job, EpochMetrics], None] | None = None,
 ) -> Generator[JobOutcome, None, None]:
-    """Run what is unfinished: with so many processes, or, for None, here and on the device."""
-    jobs = made.unfinished()
+    """Run the unfinished jobs of a plan and yield their outcomes.
+
+    Args:
+        plan: Plan of a table.
+        workers: Number of processes on the CPU; None runs the jobs in this process on `device`.
+        device: Device of jobs in this process.
+        on_epoch: Callback for each epoch of a job; only without `workers`.
+
+    Yields:
+        The outcome of each job as it finishes.
+    """
+    jobs = plan.unfinished()
     if workers is not None:
         yield from run_jobs(jobs, workers)
         return
@@ -124,8 +161,12 @@ def carry_out(
         yield attempt(job, device, None if on_epoch is None else partial(on_epoch, job))
 
 
-def findings(made: TablePlan, outcomes: Sequence[JobOutcome]) -> Findings:
-    """The results on disk, of this call and earlier ones, and the errors of this call.
+def findings(plan: TablePlan, outcomes: Sequence[JobOutcome]) -> Findings:
+    """Collect the results on disk and the errors of this call.
+
+    Args:
+        plan: Plan of a table.
+        outcomes: Outcomes of this call (`carry_out`).
 
     Examples:
         >>> from pathlib import Path
@@ -134,19 +175,25 @@ def findings(made: TablePlan, outcomes: Sequence[JobOutcome]) -> Findings:
         >>> findings(plan, []).failures  # nothing has run yet
         {}
     """
-    found = Findings()
-    for (label, seed), job in made.jobs.items():
+    collected = Findings()
+    for (label, seed), job in plan.jobs.items():
         result = job.result()
         if result is not None:
-            found.results.setdefault(label, {})[seed] = result
+            collected.results.setdefault(label, {})[seed] = result
     for outcome in outcomes:
         if outcome.error:
-            found.failures[made.row_of(outcome.job)] = outcome.error
-    return found
+            collected.failures[plan.row_of(outcome.job)] = outcome.error
+    return collected
 
 
-def model_sizes(made: TablePlan) -> dict[str, int]:
-    """The number of parameters of every row; nothing is allocated for them.
+def model_sizes(plan: TablePlan) -> dict[str, int]:
+    """Count the parameters of every row without allocating them.
+
+    Args:
+        plan: Plan of a table.
+
+    Returns:
+        Number of parameters by the label of the row.
 
     Examples:
         >>> from pathlib import Path
@@ -157,17 +204,17 @@ def model_sizes(made: TablePlan) -> dict[str, int]:
     """
     loaded: dict[str, DataSet | None] = {}
     sizes: dict[str, int] = {}
-    for (label, _), job in made.jobs.items():
+    for (label, _), job in plan.jobs.items():
         if label not in sizes:
             recipe = recipe_from_data(job.recipe)
             key = repr(recipe.data)
             if key not in loaded:
-                loaded[key] = _data_if_here(recipe)
+                loaded[key] = _available_data(recipe)
             sizes[label] = parameter_count(_outline(recipe, loaded[key]))
     return sizes
 
 
-def _data_if_here(recipe: Recipe) -> DataSet | None:
+def _available_data(recipe: Recipe) -> DataSet | None:
     try:
         return load_dataset(recipe.data.name, root=recipe.data.root, **recipe.data.options)
     except MissingDataError:
@@ -175,7 +222,7 @@ def _data_if_here(recipe: Recipe) -> DataSet | None:
 
 
 def _outline(recipe: Recipe, data: DataSet | None) -> nn.Module:
-    """For the classes and channels of the data; where it is not here, its card knows classes."""
+    """Outline a model for its data; if the data is missing, the card has the number of classes."""
     name = recipe.model.name
     fitting = {"num_classes": dataset_card(recipe.data.name).classes}
     if data is not None:

@@ -1,4 +1,4 @@
-"""Pictures of series, "residual@10" and the like: curves, dots, and maps of matrices."""
+"""Plots of series such as "residual@10": curves, dots, and maps of matrices."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from equilibria.report.style import (
     series,
 )
 
-FEW = 12
-"""Places that are drawn one by one; a longer curve is a line with a band."""
+MAX_MARKERS = 12
+"""Largest number of points that are drawn as markers. Longer curves are lines with a band."""
 
 
 def series_of(run: Mapping[str, Any], name: str) -> dict[str, float]:
-    """The values of a series in a result, by their places, as they are shown."""
+    """Return the values of a series in a result by their positions, scaled for display."""
     scale = MEASURES[name].scale
     start = f"{name}@"
     return {key[len(start) :]: scale * run[key] for key in run if key.startswith(start)}
@@ -33,11 +33,16 @@ def series_of(run: Mapping[str, Any], name: str) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class SeriesLine:
-    """A panel of a table's picture that shows series of its rows, ours alone."""
+    """A panel that shows series of our runs.
+
+    Attributes:
+        panel: Description of the panel.
+        rows: Labels and runs of the rows that have the series.
+        width: Width in inches.
+    """
 
     panel: Panel
     rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]
-    """Labels and runs of those that have them."""
     width: float
 
     @property
@@ -45,7 +50,7 @@ class SeriesLine:
         return 3.4
 
     def draw(self, part: Any) -> Sequence[Any]:
-        """The axes that it drew into."""
+        """Draw into a part of the figure and return the axes."""
         count = len(self.rows) if self.panel.form == "map" else 1
         axes = list(part.subplots(1, max(1, count), squeeze=False)[0])
         if self.panel.form == "map":
@@ -62,42 +67,42 @@ class SeriesLine:
         return axes
 
     def _draw_curves(self, axis: Any) -> None:
-        """A curve for each row and series: the mean of the seeds, and their deviation."""
+        """Draw a curve per row and series: mean and standard deviation over seeds."""
         shown = [(row, name) for row in self.rows for name in self.panel.show]
         for at, ((label, runs), name) in enumerate(shown):
-            found = [series_of(run, name) for run in runs]
-            places = sorted({place for values in found for place in values}, key=float)
-            there = [[values[p] for values in found if p in values] for p in places]
-            means = [statistics.fmean(values) for values in there]
-            spread = [deviation(values) for values in there]
+            curves = [series_of(run, name) for run in runs]
+            places = sorted({place for curve in curves for place in curve}, key=float)
+            by_place = [[curve[p] for curve in curves if p in curve] for p in places]
+            means = [statistics.fmean(values) for values in by_place]
+            spread = [deviation(values) for values in by_place]
             x = [float(place) for place in places]
             title = label if len(self.panel.show) == 1 else MEASURES[name].title
-            look = {**series(at), "label": title}
-            if len(places) <= FEW:
-                axis.errorbar(x, means, yerr=spread, markersize=5, elinewidth=0.9, **look)
+            style = {**series(at), "label": title}
+            if len(places) <= MAX_MARKERS:
+                axis.errorbar(x, means, yerr=spread, markersize=5, elinewidth=0.9, **style)
                 continue
-            axis.plot(x, means, **{**look, "marker": ""})
+            axis.plot(x, means, **{**style, "marker": ""})
             band = zip(means, spread, strict=True)
             low, high = zip(*((max(m - s, m / 10), m + s) for m, s in band), strict=True)
-            axis.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+            axis.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
         measure = MEASURES[self.panel.show[0]]
         axis.set(xlabel=self.panel.along, ylabel=self.panel.unit or measure.title)
         _scale(axis, "y", measure.log)
 
     def _draw_dots(self, axis: Any) -> None:
-        """One series over another, a dot a place, of the first seed."""
+        """Draw one series over another for the first seed, one dot per position."""
         (shown,), over = self.panel.show, self.panel.over
         for at, (label, runs) in enumerate(self.rows):
             y, x = series_of(runs[0], shown), series_of(runs[0], over)
             both = [place for place in y if place in x]
-            look = {**series(at), "linestyle": "none", "markersize": 4, "alpha": 0.6}
-            axis.plot([x[p] for p in both], [y[p] for p in both], label=label, **look)
+            style = {**series(at), "linestyle": "none", "markersize": 4, "alpha": 0.6}
+            axis.plot([x[p] for p in both], [y[p] for p in both], label=label, **style)
         axis.set(xlabel=MEASURES[over].title, ylabel=MEASURES[shown].title)
         _scale(axis, "x", MEASURES[over].log)
         _scale(axis, "y", MEASURES[shown].log)
 
     def _draw_maps(self, part: Any, axes: Sequence[Any]) -> None:
-        """A square a row, of the first seed; places are "row,column"."""
+        """Draw one map per row for the first seed; positions are "row,column"."""
         (shown,) = self.panel.show
         image = None
         for axis, (label, runs) in zip(axes, self.rows, strict=True):
@@ -118,7 +123,7 @@ def _scale(axis: Any, along: Literal["x", "y"], log: bool) -> None:
     if not log or not values or max(values) <= LEAST_FACTOR * min(values):
         plain_axis(axis, along)
         return
-    # The axis is to end where the values do before its ticks are chosen.
+    # Set the limits first, because the ticks depend on them.
     getattr(axis, f"set_{along}scale")("log")
     getattr(axis, f"set_{along}lim")(0.7 * min(values), 1.4 * max(values))
     plain_log_axis(axis, along)

@@ -1,4 +1,4 @@
-"""Every setting of a table's recipes beside what the paper says of it."""
+"""Comparison of the settings in a table's recipes with those that the paper states."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from equilibria.solvers import AndersonTypeOne
 from equilibria.tasks import create_task
 from equilibria.training.recipe import recipe_from_data
 
-SILENT = "the paper is silent"
-OF_THE_ROW = "as the row says"
+NOT_STATED = "not stated"
+SET_BY_ROW = "set by the row"
 NONE = "none"
-"""In a note: the paper has no such thing."""
-EMPTY: tuple[Any, ...] = (None, {}, (), [])
+"""Value of a note: the paper does not have this option."""
+EMPTY_VALUES: tuple[Any, ...] = (None, {}, (), [])
 PARTS = ("model.", "data.", "training.", "task.")
 OPTIONS = "model.options"
-"""A note of all options of a model at once, but for those that a note names."""
-UNREAD = "not noted here"
-"""Nobody has written down what the paper says, if anything: this is no claim that it is silent."""
-SUBJECT = ("model.name", "data.name", "task.name", "task.options.method", "task.options.kind")
-"""What table and row are about."""
-UNRELATED = (
+"""Key of a note about all options of a model, except those with a separate note."""
+NO_NOTE = "not recorded"
+"""There is no note, which does not mean that the paper leaves the setting open."""
+SUBJECT_KEYS = ("model.name", "data.name", "task.name", "task.options.method", "task.options.kind")
+"""Settings that define the table and the row."""
+NEUTRAL_KEYS = (
     *("about", "threads", "data.root", "data.workers", "data.in_memory", "training.seed"),
-    # No image of a data set is NaN.
+    # No data set contains NaN.
     "training.non_finite",
-    # What the data say.
+    # Determined by the data.
     *("model.options.in_channels", "model.options.num_classes"),
     # The same map, or the same numbers, in another order.
     *("model.options.space", "model.options.checkpoint"),
-    # Of an evaluation that no table prints.
+    # Evaluations that no table prints.
     *("task.options.attack_share", "task.options.attack_method", "task.options.attack_restarts"),
 )
-"""What changes nothing about a result, or is a seed."""
-OFF: Mapping[str, Any] = {
+"""Seeds, and settings that do not change the results."""
+OFF_VALUES: Mapping[str, Any] = {
     "data.validation": 0.0,
     "data.normalize": False,
     "training.autocast": False,
@@ -66,10 +66,10 @@ OFF: Mapping[str, Any] = {
     "model.options.stem_strides": 0,
     "model.options.recompute": False,
 }
-"""With these values there is nothing to set."""
+"""Values with which an option is off."""
 RULES = (None, "implicit", "phantom", "one_step")
-ACTS_WITH: Mapping[str, tuple[str, tuple[Any, ...]]] = {
-    # Unrolling takes plain steps, or those of a solver that is an object.
+EFFECTIVE_WITH: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    # Unrolling takes plain steps, or those of a solver object.
     "model.options.solver": ("model.options.gradient.name", RULES),
     "model.options.tolerance": ("model.options.gradient.name", RULES),
     "model.options.max_iterations": ("model.options.gradient.name", RULES),
@@ -94,29 +94,42 @@ ACTS_WITH: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "task.options.latent_weight": ("task.options.kind", ("rae",)),
     "task.options.decoder_weight": ("task.options.kind", ("rae",)),
     "task.options.outer_iterations": ("task.options.outer", ("implicit",)),
-    # The paper's algorithm has one.
+    # The algorithm of the paper has one sweep.
     "task.options.sweeps": ("task.options.engine", ("secant", "anderson", "auto")),
 }
-"""A key, and the other whose value must be one of these (any, if none is named) for it to act."""
-OF_A_SEARCH = ("engine", "iterations", "sweeps", "ridge", "tolerance", "outer")
-"""Options of the task "restoration" for a generator alone, which searches for latents."""
+"""For a key, the other key and the values of it (empty: any) with which the key has an effect."""
+SEARCH_OPTIONS = ("engine", "iterations", "sweeps", "ridge", "tolerance", "outer")
+"""Options of the task "restoration" that apply to generators only, which search for latents."""
 
 
 @dataclass(frozen=True)
 class SettingLine:
-    """One setting of some rows: a key of their recipe, or what only the paper names."""
+    """One setting of some rows, as stated in the paper and as used here.
+
+    Attributes:
+        name: Key of the recipe, or a name for a setting that only the paper has.
+        paper: Value in the paper, with its source.
+        ours: Value here.
+        why: Reason for a difference.
+        agrees: Whether both agree; None if the paper does not state it or there is no note.
+        rows: Labels of the rows.
+    """
 
     name: str
     paper: str
     ours: str
     why: str
     agrees: bool | None
-    """None where the paper says nothing, or nothing of it is noted."""
     rows: tuple[str, ...]
 
 
 def compared_settings(table: PaperTable) -> list[SettingLine]:
-    """The full setting of a table, key by key; rows that have the same in common are one line.
+    """Compare the full setting of a table with the paper, key by key.
+
+    Rows with equal values share a line.
+
+    Args:
+        table: The table.
 
     Examples:
         >>> from equilibria.papers.settings import compared_settings
@@ -134,20 +147,20 @@ def compared_settings(table: PaperTable) -> list[SettingLine]:
 
 
 def full_settings(row: Row) -> dict[str, Any]:
-    """What a row's full recipe sets, with the defaults of its model and task, by dotted keys.
+    """Return the settings of a row's full recipe, with the defaults of its model and task.
 
-    Keys that say nothing are left out: what is off, and what acts only beside another value.
+    Keys are dotted. Options that are off, or without effect given the others, are omitted.
     """
-    return _acting(_all_settings(row))
+    return _effective(_all_settings(row))
 
 
-def _acting(known: Mapping[str, Any]) -> dict[str, Any]:
-    found = {
+def _effective(known: Mapping[str, Any]) -> dict[str, Any]:
+    active = {
         name: value
         for name, value in known.items()
-        if value not in EMPTY and (name not in OFF or OFF[name] != value)
+        if value not in EMPTY_VALUES and (name not in OFF_VALUES or OFF_VALUES[name] != value)
     }
-    return {name: value for name, value in found.items() if _acts(name, found)}
+    return {name: value for name, value in active.items() if _has_effect(name, active)}
 
 
 def _all_settings(row: Row) -> dict[str, Any]:
@@ -160,17 +173,17 @@ def _all_settings(row: Row) -> dict[str, Any]:
         solves = Solving(**{n: value for n, value in given.items() if value is not None})
         model["options"] |= {n: getattr(solves, n) for n in ("tolerance", "max_iterations")}
     if task["name"] is not None:
-        made: Any = create_task(task["name"], **task["options"])
-        task["options"] = {**_plain(dataclasses.asdict(made)), **task["options"]}
+        task_object: Any = create_task(task["name"], **task["options"])
+        task["options"] = {**_plain(dataclasses.asdict(task_object)), **task["options"]}
         task["options"]["search"] = _search(task["options"].get("joint_options", task["options"]))
         if task["name"] == "restoration" and "decoder" not in model["name"]:
-            for name in (*OF_A_SEARCH, *(f"evaluation_{name}" for name in OF_A_SEARCH)):
+            for name in (*SEARCH_OPTIONS, *(f"evaluation_{name}" for name in SEARCH_OPTIONS)):
                 task["options"].pop(name, None)
     return dict(_leaves(data))
 
 
 def _search(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of the paper's algorithm (JIIO C.3), where a task takes it."""
+    """Return the parameters of the paper's algorithm (JIIO C.3) if a task uses it."""
     chosen = options.get("engine")
     name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
     if chosen is None or name != "official":
@@ -186,85 +199,85 @@ def _search(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _acts(name: str, found: Mapping[str, Any]) -> bool:
-    if name not in ACTS_WITH:
+def _has_effect(name: str, active: Mapping[str, Any]) -> bool:
+    if name not in EFFECTIVE_WITH:
         return True
-    other, values = ACTS_WITH[name]
-    return found.get(other) in values if values else other in found
+    other, values = EFFECTIVE_WITH[name]
+    return active.get(other) in values if values else other in active
 
 
 def _of_row(row: Row, seeds: int) -> Iterator[tuple[str, str, str, str, bool | None]]:
     if row.full is None:
         return
     known = _all_settings(row)
-    ours = {**_summarized(_acting(known), row), "seeds": seeds}
+    ours = {**_summarized(_effective(known), row), "seeds": seeds}
     noted = sorted({name for layer in row.settings for name in layer if "*" not in name})
     absent = [
         name
         for name in noted
         if name not in ours
-        and name not in ACTS_WITH
+        and name not in EFFECTIVE_WITH
         and name != OPTIONS
-        # An option of another model or task says nothing here.
+        # Leave out options of other models and tasks.
         and (name in known or not name.startswith(PARTS))
     ]
     for name in [*ours, *absent]:
-        said = said_of(row, name)
+        stated = stated_in_paper(row, name)
         value = _shown(ours[name]) if name in ours else "–"
-        if name in SUBJECT or (said is not None and said.paper == OF_THE_ROW):
+        if name in SUBJECT_KEYS or (stated is not None and stated.paper == SET_BY_ROW):
             if name in ours:
-                yield name, OF_THE_ROW, value, "" if said is None else said.why, None
-        elif said is None:
-            yield name, UNREAD, value, "", None
-        elif said.paper is None:
-            if name in ours or said.ours:
-                yield name, SILENT, said.ours or value, said.why, None
+                yield name, SET_BY_ROW, value, "" if stated is None else stated.why, None
+        elif stated is None:
+            yield name, NO_NOTE, value, "", None
+        elif stated.paper is None:
+            if name in ours or stated.ours:
+                yield name, NOT_STATED, stated.ours or value, stated.why, None
         else:
-            source = f" ({said.source})" if said.source else ""
-            agrees = ours.get(name, NONE) == said.paper or said.ours == said.paper
+            source = f" ({stated.source})" if stated.source else ""
+            agrees = ours.get(name, NONE) == stated.paper or stated.ours == stated.paper
             shown = NONE if agrees and name not in ours else value
-            why = "" if agrees else said.why
-            yield name, _shown(said.paper) + source, said.ours or shown, why, agrees
+            why = "" if agrees else stated.why
+            yield name, _shown(stated.paper) + source, stated.ours or shown, why, agrees
 
 
 def _summarized(ours: dict[str, Any], row: Row) -> dict[str, Any]:
-    """The same with one entry for the options of a model, where one note speaks of them all."""
-    if said_of(row, OPTIONS) is None:
+    """Replace the options of a model by one entry if a note covers all of them."""
+    if stated_in_paper(row, OPTIONS) is None:
         return ours
     place = max(i for i, layer in enumerate(row.settings) if OPTIONS in layer)
     later = row.settings[place:]
     short = {
         name: value
         for name, value in ours.items()
-        if not name.startswith(f"{OPTIONS}.") or said_of(replace(row, settings=later), name)
+        if not name.startswith(f"{OPTIONS}.") or stated_in_paper(replace(row, settings=later), name)
     }
-    return {"model.name": ours["model.name"], OPTIONS: "those of that model", **short}
+    return {"model.name": ours["model.name"], OPTIONS: "those of the model", **short}
 
 
-def said_of(row: Row, name: str) -> PaperSetting | None:
-    """What the paper says of a setting: of the last layer that has its name or a pattern of it."""
+def stated_in_paper(row: Row, name: str) -> PaperSetting | None:
+    """Return the paper's value of a setting, from the last layer with its name or a pattern."""
     for layer in reversed(row.settings):
         if name in layer:
             return layer[name]
-        for pattern, said in layer.items():
+        for pattern, stated in layer.items():
             if "*" in pattern and fnmatchcase(name, pattern):
-                return said
+                return stated
     return None
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """As YAML would hold them; what has no such form by its name."""
-    found: dict[str, Any] = json.loads(json.dumps(dict(options), default=str))
-    return found
+    """Return options as plain data; other objects become their names."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(options), default=str))
+    return plain
 
 
 def _leaves(data: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys with dots, and what they hold; lists are one value."""
+    """Yield the leaves of nested data with dotted keys; lists are leaves."""
     for key, value in data.items():
         name = f"{place}.{key}".lstrip(".")
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, name)
-        elif name not in UNRELATED:
+        elif name not in NEUTRAL_KEYS:
             yield name, list(value) if isinstance(value, tuple) else value
 
 

@@ -1,4 +1,4 @@
-"""A paper's table as data: its figures as printed, and the recipe behind every row."""
+"""Tables of the papers as data: the printed numbers, and the recipe of every row."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from equilibria.registry import nearest
 
 Setting = Literal["full", "quick"]
 RecipeData = Mapping[str, Any]
-"""A recipe as YAML holds it, without a seed."""
+"""A recipe as plain data, as in YAML, without a seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column as printed, and the measure that stands beside it; None: it is only the paper's.
+    """A column of a table: the printed numbers and the measure that is compared with them.
+
+    Attributes:
+        title: Title as printed.
+        measure: Name of the measure; None if nothing is measured for this column.
 
     Examples:
         >>> column = eq.papers.find_table("opteq-t3").columns[0]
@@ -32,9 +36,13 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperSetting:
-    """What a paper sets (None: it is silent), where it says so, and why ours is what it is.
+    """A setting as stated in a paper.
 
-    ours: of what no key of a recipe holds.
+    Attributes:
+        paper: Value in the paper; None if it is not stated.
+        source: Section or table of the paper.
+        why: Reason for a different value here.
+        ours: Value here, if no key of a recipe contains it.
     """
 
     paper: Any
@@ -45,14 +53,18 @@ class PaperSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One model or setting.
+    """A row of a table: one model or setting.
 
-    paper: its figures by the titles of columns, exactly as printed.
-    full, quick: recipes; None where a setting has none, for the reason `missing`.
-    measures: by the title of a column, what stands there in this row instead of the column's own:
-        rows that share a recipe may measure different things.
-    settings: what the paper sets, by keys of the full recipe, patterns of them or other names; of
-        the paper, the model, the table, the run and the row, a later one above the earlier.
+    Attributes:
+        label: Label of the row.
+        paper: Printed numbers as text, by title of the column.
+        full: Recipe in the setting of the paper, or None.
+        quick: Recipe in the quick setting, or None.
+        missing: Why a setting has no recipe.
+        measures: Measures of this row that differ from those of the columns, by title of the
+            column. Rows that share a recipe can measure different quantities.
+        settings: What the paper sets, by keys of the full recipe, patterns of them or other names:
+            for the file, the model, the table, the run and the row. Later ones take precedence.
 
     Examples:
         >>> row = eq.papers.find_table("opteq-t3").rows[0]
@@ -69,27 +81,44 @@ class Row:
     settings: tuple[Mapping[str, PaperSetting], ...] = ()
 
     def measure(self, column: Column) -> str | None:
-        """Return the measure in the cell of a column."""
+        """Return the measure in the cell of a column.
+
+        Args:
+            column: Column of the table.
+
+        Returns:
+            Name of the measure, or None if nothing is measured.
+        """
         return self.measures.get(column.title, column.measure)
 
     def recipe(self, setting: Setting) -> RecipeData | None:
-        """Return the recipe of the row in a setting."""
+        """Return the recipe of the row.
+
+        Args:
+            setting: "full" for the setting of the paper, "quick" for a small one.
+
+        Returns:
+            The recipe as data, or None if the setting has none.
+        """
         return self.full if setting == "full" else self.quick
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """A line of a table's picture: ours, and the paper's where it has figures.
+    """One line of plots in the figure of a table: our results, and those of the paper if printed.
 
-    show: titles of columns, or names of measures, of one unit. Rows stand below each other.
-    over: the same, one: what is shown over what it costs, a mark a row.
-    along: a quantity that labels end with, α in "no Reg, α = 0.4": curves over its values.
-    rows: beginnings of the labels of the rows that are drawn.
-    measure: what is drawn here of a column that has no measure.
-    unit: what the axis of several columns says, where their titles do not.
-    form: what is shown are series, values "NAME@PLACE" of a run. "curves": over their places, which
-        `along` names; a curve for each row and series. "dots": one series over another (`over`).
-        "map": a matrix a row, its places "row,column", which `along` names ("column / row").
+    Attributes:
+        show: Titles of columns or names of measures with a common unit. By default the rows are
+            listed below each other.
+        over: Title or name of another measure: `show` is drawn over it, one marker per row.
+        along: Quantity at the end of labels, such as α in "no Reg, α = 0.4": draws curves over it.
+        rows: Prefixes of the labels of the rows to draw.
+        measure: Measure of columns that have none.
+        unit: Title of the axis for several columns without a unit in their titles.
+        form: How to draw series, values "NAME@POSITION" of a run. "curves" draws one curve per row
+            and series over the positions, which `along` names. "dots" draws one series over
+            another (`over`). "map" draws one matrix per row; positions are "row,column", and
+            `along` names both ("column / row").
 
     Examples:
         >>> panel = eq.papers.Panel(show=("Acc.",), unit="%")
@@ -108,14 +137,25 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperTable:
-    """A table that can be reproduced.
+    """A table of a paper that can be reproduced.
 
-    extras: measures beyond those of an evaluation: "efficiency", "features" and others.
-    picture: what is drawn of the table; nothing given: the first column that is measured.
-    pictures: what is drawn of every row's run with the first seed.
-    turned: the columns stand below each other and the rows side by side, in table and picture.
-    full_remarks: what the paper leaves open and was chosen here.
-    quick_remarks: how the quick setting differs from the paper's.
+    Attributes:
+        id: Name of the table, such as "opteq-t3".
+        paper: Name of the paper.
+        title: Title of the table.
+        columns: The columns.
+        rows: The rows.
+        extras: Measurements besides the evaluation, such as "efficiency" (`measures.EXTRAS`).
+        picture: Panels of the figure; by default the first column with a measure.
+        pictures: Pictures of every row's run with the first seed (`pictures.PICTURES`).
+        turned: Whether table and figure are transposed: columns below each other.
+        seeds: Number of seeds in the setting of the paper.
+        full_remarks: Choices that the paper leaves open.
+        quick_remarks: Differences between the quick setting and that of the paper.
+
+    Raises:
+        ValueError: If a panel or a row refers to an unknown column, or a row without a recipe does
+            not give the reason.
 
     Examples:
         >>> table = eq.papers.find_table("opteq-t3")
@@ -144,29 +184,44 @@ class PaperTable:
         for panel in self.picture:
             names = {*panel.show, panel.over, panel.measure} - {"", None}
             for name in names - titles - set(MEASURES):
-                raise ValueError(f"{self.id}: no column or measure {name!r} to draw")
+                raise ValueError(f"{self.id}: the picture has no column or measure {name!r}")
         for row in self.rows:
             unknown = {*row.paper, *row.measures} - titles
             if unknown:
-                raise ValueError(f"{self.id}, {row.label}: no column {unknown.pop()!r}")
+                raise ValueError(f"{self.id}, {row.label}: unknown column {unknown.pop()!r}")
             if None in (row.full, row.quick) and not row.missing:
-                raise ValueError(f"{self.id}, {row.label}: say why it has no recipe (missing)")
+                raise ValueError(
+                    f"{self.id}, {row.label}: a setting has no recipe; set 'missing' to the reason"
+                )
 
     def remarks(self, setting: Setting) -> tuple[str, ...]:
-        """Return the remarks below the table in a setting."""
+        """Return the remarks below the table.
+
+        Args:
+            setting: "full" or "quick".
+        """
         return self.full_remarks if setting == "full" else self.quick_remarks
 
     def data_sets(self, setting: Setting) -> list[str]:
-        """The names of the data sets that the rows need."""
+        """Return the names of the data sets that the rows need.
+
+        Args:
+            setting: "full" or "quick".
+        """
         recipes = [row.recipe(setting) for row in self.rows]
         return list(dict.fromkeys(recipe["data"]["name"] for recipe in recipes if recipe))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Elsewhere:
-    """What a paper numbers that has no table of its own here.
+    """A numbered item of a paper, such as a figure, that has no separate table here.
 
-    table: the one that draws or measures it; None: nothing does, for the reason `why`.
+    Attributes:
+        id: Name of the item, such as "opteq-f2".
+        paper: Name of the paper.
+        title: Title of the item.
+        table: Name of the table that draws or measures it, or None.
+        why: Why no table covers it.
 
     Examples:
         >>> from equilibria.papers.table import list_elsewhere
@@ -184,14 +239,21 @@ class Elsewhere:
 
 @cache
 def _tables() -> dict[str, PaperTable]:
-    """All that are known, by id; those of the papers are read when the first one is asked for."""
+    """All known tables by id; the first call reads those of the papers."""
     from equilibria.papers.reading import read_papers
 
     return {table.id: table for table in read_papers()}
 
 
 def register_table(table: PaperTable, *, replace: bool = False) -> None:
-    """Make a table known by its id.
+    """Register a table under its id.
+
+    Args:
+        table: The table.
+        replace: Whether it may replace a table with the same id.
+
+    Raises:
+        ValueError: If the id is taken and `replace` is False.
 
     Examples:
         >>> from dataclasses import replace
@@ -201,12 +263,14 @@ def register_table(table: PaperTable, *, replace: bool = False) -> None:
         'Mine'
     """
     if table.id in _tables() and not replace:
-        raise ValueError(f"there is a table {table.id!r} already")
+        raise ValueError(
+            f"a table {table.id!r} is registered already; pass replace=True to replace it"
+        )
     _tables()[table.id] = table
 
 
 def list_tables() -> list[PaperTable]:
-    """All of them, paper by paper, in the order of their numbers: tables, figures, appendices.
+    """Return all tables, sorted by paper, kind (table, figure, appendix) and number.
 
     Examples:
         >>> len(eq.papers.list_tables()) > 20
@@ -215,15 +279,15 @@ def list_tables() -> list[PaperTable]:
     papers = [table.paper for table in _tables().values()]
 
     def place(table: PaperTable) -> tuple[int, int, int, str]:
-        found = re.search(r"-([tfc])(\d+)", table.id)
-        kind, number = found.groups() if found else ("t", 0)
+        match = re.search(r"-([tfc])(\d+)", table.id)
+        kind, number = match.groups() if match else ("t", 0)
         return papers.index(table.paper), "tfc".index(kind), int(number), table.id
 
     return sorted(_tables().values(), key=place)
 
 
 def list_elsewhere() -> list[Elsewhere]:
-    """What the papers number besides, as it stands in their files.
+    """Return the numbered items of the papers that have no separate table here.
 
     Examples:
         >>> from equilibria.papers.table import list_elsewhere
@@ -236,7 +300,16 @@ def list_elsewhere() -> list[Elsewhere]:
 
 
 def find_table(table_id: str) -> PaperTable:
-    """The table of this id, or the one that draws a figure; an unknown id is an error.
+    """Return the table with an id, or the table that covers a figure.
+
+    Args:
+        table_id: Id of a table or of another numbered item (`list_elsewhere`).
+
+    Returns:
+        The table.
+
+    Raises:
+        ValueError: If the id is unknown, or no table covers the item.
 
     Examples:
         >>> eq.papers.find_table("opteq-t3").title
@@ -248,11 +321,11 @@ def find_table(table_id: str) -> PaperTable:
     if table_id in others:
         other = others[table_id]
         if other.table is None:
-            raise ValueError(f"{table_id} ({other.title}) is not run: {other.why}")
+            raise ValueError(f"{table_id} ({other.title}) cannot be reproduced: {other.why}")
         return tables[other.table]
     from equilibria.papers.studies import list_studies
 
     studies = [study.id for study in list_studies()]
     near = nearest(table_id.lower(), [*tables, *others, *studies], cutoff=0.4)
     known = ", ".join([*(table.id for table in list_tables()), *studies])
-    raise ValueError(f"there is no table or study {table_id!r}{near} There are: {known}.")
+    raise ValueError(f"unknown table or study {table_id!r}{near} Known: {known}.")

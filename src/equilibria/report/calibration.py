@@ -1,4 +1,4 @@
-"""Whether a classifier is as sure as it is right.
+"""Calibration of classifiers: whether confidence matches accuracy.
 
 Guo et al., "On Calibration of Modern Neural Networks", ICML 2017.
 """
@@ -11,32 +11,39 @@ import torch
 from torch import Tensor
 
 BINS = 10
+"""Number of confidence bins of equal width."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Of test images, gathered by how sure the model is."""
+    """Accuracy of predictions, binned by confidence."""
 
     points: tuple[tuple[float, float], ...]
-    """(mean confidence, accuracy) of every bin that holds something."""
+    """(mean confidence, accuracy) of every bin that is not empty."""
     counts: tuple[int, ...]
+    """Number of predictions in each of these bins."""
     error: float
-    """The expected calibration error: |accuracy − confidence|, weighted by the counts."""
+    """Expected calibration error: mean |accuracy − confidence| weighted by `counts`."""
 
 
 def calibration(confidence: Tensor, correct: Tensor) -> Calibration:
-    """Confidences in [0, 1], and whether each answer was right, in `BINS` bins of equal width."""
+    """Measure calibration in `BINS` bins of equal width.
+
+    Args:
+        confidence: Confidence of each prediction in [0, 1], shape (B,).
+        correct: Whether each prediction is correct, shape (B,).
+    """
     confidence, correct = confidence.double(), correct.double()
-    place = (confidence * BINS).long().clamp(0, BINS - 1)
-    counts = torch.bincount(place, minlength=BINS).double()
+    bins = (confidence * BINS).long().clamp(0, BINS - 1)
+    counts = torch.bincount(bins, minlength=BINS).double()
     sums = torch.stack(
-        [torch.bincount(place, values, minlength=BINS) for values in (confidence, correct)]
+        [torch.bincount(bins, values, minlength=BINS) for values in (confidence, correct)]
     )
     means = sums / counts.clamp_min(1)
     error = (counts * (means[0] - means[1]).abs()).sum() / counts.sum().clamp_min(1)
-    held = counts > 0
+    is_filled = counts > 0
     return Calibration(
-        points=tuple((float(x), float(y)) for x, y in means[:, held].T.tolist()),
-        counts=tuple(int(count) for count in counts[held].tolist()),
+        points=tuple((float(x), float(y)) for x, y in means[:, is_filled].T.tolist()),
+        counts=tuple(int(count) for count in counts[is_filled].tolist()),
         error=float(error),
     )

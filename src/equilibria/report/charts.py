@@ -1,6 +1,6 @@
-"""Charts of a page as SVG, drawn by matplotlib in the colors of the page that they stand on.
+"""SVG charts of report pages, drawn by matplotlib in the colors of the page.
 
-Each is as wide as a phone; pages put them side by side where there is room.
+Each is as wide as a phone screen; on wider screens a page shows them side by side.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Any, Literal
 from equilibria.report.style import LIGHT, Theme, drawing, dress_axes, figure_svg
 
 WIDTH, HEIGHT = 360.0, 210.0
-"""Of a chart and of the part with its curves, in pixels of a page."""
+"""Width of a chart, and height of its axes, in CSS pixels."""
 LEFT, RIGHT, TOP, BELOW = 46.0, 18.0, 44.0, 40.0
+"""Margins around the axes, in CSS pixels."""
 LINE = 18.0
-"""The height of a line of the legend."""
+"""Height of a line of the legend, in CSS pixels."""
 LETTER = 6.4
-"""The width of a letter of the legend, about."""
+"""Approximate width of a letter of the legend, in CSS pixels."""
 DOTS_PER_INCH = 72.0
 """Resolution of an SVG by matplotlib: one point per pixel."""
 STEPS = [1, 2, 2.5, 5, 10]
@@ -35,15 +36,15 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """Points, which are left out where they are not finite, or not positive on a log axis."""
+    """Points of a curve; those that are not finite, or not positive on a log axis, are omitted."""
 
     points: Sequence[Point]
     label: str = ""
-    """In the legend; empty: not there."""
+    """Text in the legend; empty for no entry."""
     color: str = "first"
-    """By its name in a `Theme`."""
+    """Name of a color of `Theme`."""
     kind: Kind = "line"
-    """An area is a staircase: a height holds from the point before to its own."""
+    """Style; "area" is a step function: a value holds from the previous point to its own."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,13 @@ class Chart:
     y: str
     series: Sequence[Series]
     description: str
-    """For those who do not see it."""
+    """Alternative text for screen readers."""
     log: bool = False
-    """Whether the upright axis is logarithmic."""
-    whole: bool = False
-    """Whether the other one counts."""
+    """Whether the y-axis is logarithmic."""
+    integer_x: bool = False
+    """Whether ticks of the x-axis are whole numbers."""
     limits: tuple[float, float] | None = None
-    """Of the upright axis, if not those of the points."""
+    """Limits of the y-axis; by default those of the points."""
 
     def svg(self, theme: Theme = LIGHT) -> str:
         """Return the chart as an SVG element with a description."""
@@ -88,10 +89,12 @@ class Chart:
     def _draw(self, figure: Any) -> None:
         size = ((WIDTH - LEFT - RIGHT) / WIDTH, HEIGHT / self.height)
         axes = figure.add_axes((LEFT / WIDTH, 1 - (TOP + HEIGHT) / self.height, *size))
-        points = [point for one in self.series for point in self._shown(one)] or [(0.0, 1.0)]
+        points = [point for curve in self.series for point in self._drawable(curve)]
+        points = points or [(0.0, 1.0)]
         low, high = self._scale(axes, points)
-        for one in self.series:
-            _draw_series(axes, one, [(x, min(high, max(low, y))) for x, y in self._shown(one)])
+        for curve in self.series:
+            inside = [(x, min(high, max(low, y))) for x, y in self._drawable(curve)]
+            _draw_series(axes, curve, inside)
         dress_axes(axes, grid="y")
         axes.tick_params(labelsize=TEXT)
         corner = {"xycoords": "axes fraction", "textcoords": "offset points"}
@@ -110,10 +113,10 @@ class Chart:
                 handletextpad=0.5, columnspacing=1.2, labelspacing=0.3,
             )  # fmt: skip
 
-    def _shown(self, one: Series) -> list[Point]:
+    def _drawable(self, curve: Series) -> list[Point]:
         return [
             (x, y)
-            for x, y in one.points
+            for x, y in curve.points
             if math.isfinite(x) and math.isfinite(y) and (y > 0 or not self.log)
         ]
 
@@ -126,7 +129,7 @@ class Chart:
         axes.set_xlim(*((left - 0.5, right + 0.5) if left == right else (left, right)))
         bottom, top = self.limits or (min(ys), max(ys))
         if self.log:
-            # Half a decade at least, so that there is a tick.
+            # The axis spans more than a decade, so that it has a tick.
             bottom = max(bottom / 1.3, sys.float_info.min)
             top = max(top * 1.3, bottom * 16)
             axes.set_yscale("log")
@@ -143,16 +146,16 @@ class Chart:
             low, high = bottom - outside, top + outside
         axes.set_ylim(bottom, top)
         axes.xaxis.set_major_locator(
-            MaxNLocator(nbins=5, steps=STEPS, integer=self.whole, min_n_ticks=1)
+            MaxNLocator(nbins=5, steps=STEPS, integer=self.integer_x, min_n_ticks=1)
         )
         axes.xaxis.set_major_formatter(_number)
         return low, high
 
     def _labels(self) -> list[str]:
-        return [one.label for one in self.series if one.label]
+        return [curve.label for curve in self.series if curve.label]
 
     def _legend_columns(self) -> int:
-        """As many as there is room for; a column is as wide as its longest label."""
+        """Return the number of columns that fit; a column is as wide as its longest label."""
         widths = [24 + LETTER * len(label) + 14 for label in self._labels()]
         for columns in range(len(widths), 1, -1):
             rows = -(-len(widths) // columns)
@@ -186,10 +189,10 @@ def recolored(svg: str, theme: Theme) -> str:
 
 
 def _inline(drawn: str) -> str:
-    """The SVG of a file for use inside a page: no prolog, no style sheet, no names."""
+    """Return an SVG for use inside a page: without prolog, style sheet, and ids."""
     drawn = drawn[drawn.index("<svg") :]
     drawn = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", drawn, flags=re.S)
-    # All curves lie inside the axes; on their edge a line needs its whole width.
+    # All curves lie inside the axes, and clipping would cut lines on their edge in half.
     drawn = re.sub(r"<clipPath.*?</clipPath>", "", drawn, flags=re.S)
     drawn = re.sub(r' clip-path="[^"]*"| xmlns:xlink="[^"]*"| id="[a-z0-9]+_\d+"', "", drawn)
     drawn = re.sub(r'="([\d.]+)pt"', r'="\1"', drawn).replace("xlink:href", "href")
@@ -199,21 +202,21 @@ def _inline(drawn: str) -> str:
     return drawn.replace("<svg", '<svg stroke-linejoin="round"', 1)
 
 
-def _draw_series(axes: Any, one: Series, points: Sequence[Point]) -> None:
+def _draw_series(axes: Any, curve: Series, points: Sequence[Point]) -> None:
     xs, ys = [x for x, _ in points], [y for _, y in points]
     look: dict[str, Any] = {
-        "color": getattr(LIGHT, one.color),
-        "label": one.label or None,
+        "color": getattr(LIGHT, curve.color),
+        "label": curve.label or None,
     }
-    if one.kind == "area":
+    if curve.kind == "area":
         axes.fill_between(xs, ys, axes.get_ylim()[0], step="pre", alpha=0.18, linewidth=0, **look)
         axes.plot(xs, ys, drawstyle="steps-pre", linewidth=1.4, **look | {"label": None})
-    elif one.kind == "dots" or len(points) == 1:
+    elif curve.kind == "dots" or len(points) == 1:
         axes.plot(xs, ys, "o", markersize=6, alpha=0.7, markeredgewidth=0, **look)
-    elif one.kind == "thin":
+    elif curve.kind == "thin":
         axes.plot(xs, ys, linewidth=0.7, alpha=0.3, zorder=1.5, **look)
     else:
-        style = {"line": (2.2, "-"), "dashed": (1.6, "--")}[one.kind]
+        style = {"line": (2.2, "-"), "dashed": (1.6, "--")}[curve.kind]
         axes.plot(xs, ys, linewidth=style[0], linestyle=style[1], **look)
 
 
@@ -222,6 +225,6 @@ def _number(value: float, _: int | None = None) -> str:
 
 
 def _power(value: float, _: int | None = None) -> str:
-    if value <= 0:  # A tick below the smallest number.
+    if value <= 0:  # A tick below the smallest positive float.
         return ""
     return "10" + str(round(math.log10(value))).translate(SUPERSCRIPTS)

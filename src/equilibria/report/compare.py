@@ -1,7 +1,4 @@
-"""Training runs side by side.
-
-Compares results, cost, and recipes, and draws the curves as a PNG.
-"""
+"""Comparison of training runs: results, cost, recipes, and curves as a PNG."""
 
 from __future__ import annotations
 
@@ -34,11 +31,11 @@ from equilibria.training.recipe import told_where
 from equilibria.training.sizes import check_file_size, check_model_size
 
 PANEL_WIDTH, PANEL_HEIGHT = 3.6, 2.7
-"""In inches."""
+"""Size of a panel, in inches."""
 LINE = 0.22
-"""The height of a line of the legend, in inches."""
+"""Height of a line of the legend, in inches."""
 WIDTH, MARK = 2.0, 5.0
-"""Of a line and of the mark at its end, in points."""
+"""Width of a line and size of the mark at its end, in points."""
 CPU = "cpu_seconds"
 
 EVALUATION_KEYS = frozenset(
@@ -48,16 +45,15 @@ EVALUATION_KEYS = frozenset(
         "max_residual",
     ]
 )
-"""What every stored evaluation may hold; all else are measures of the task's own."""
-
+"""Keys of stored evaluations that all tasks share; other keys are measures of one task."""
 
 Curve = list[tuple[int, float]]
-"""Places in the metrics, and values."""
+"""(index in the list of epochs, value) pairs."""
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run as far as it got. What was not measured, or not yet, is None.
+    """A finished or interrupted run; values that were not measured are None.
 
     Examples:
         >>> from pathlib import Path
@@ -70,15 +66,15 @@ class ComparedRun:
     """
 
     name: str
-    """The shortest end of the path that no other run has."""
+    """Shortest end of the path that distinguishes the run from the others."""
     folder: Path
     recipe: Recipe
     kind: str | None
-    """Of the data; None if the data set is not registered here."""
+    """Kind of the data; None if the data set is not registered."""
     parameters: int | None
     is_finished: bool
     epochs: tuple[Mapping[str, Any], ...]
-    """The metrics, as they are on the disk."""
+    """Metrics as stored in the run folder."""
     evaluation: Mapping[str, Any] | None
 
     def last(self, key: str) -> float | None:
@@ -86,10 +82,10 @@ class ComparedRun:
         return self.epochs[-1].get(key) if self.epochs else None
 
     def curve(self, key: str) -> Curve:
-        """A number over the epochs that have it."""
+        """Return a metric over the epochs that have it."""
         return [
-            (place, float(line[key]))
-            for place, line in enumerate(self.epochs)
+            (index, float(line[key]))
+            for index, line in enumerate(self.epochs)
             if line.get(key) is not None
         ]
 
@@ -99,19 +95,19 @@ class ComparedRun:
         return self.curve("validation_score")
 
     def total(self, key: str) -> float | None:
-        """The sum over all epochs; None if one of them lacks it."""
+        """Return the sum of a metric over all epochs; None if an epoch lacks it."""
         values = self.running_total(key)
         return values[-1] if values else None
 
     def running_total(self, key: str) -> list[float]:
-        """The sum up to each epoch; nothing if one of them lacks it. No epoch takes zero time."""
+        """Return the sum up to each epoch; empty if the metric is missing or 0 in an epoch."""
         values = [float(line.get(key) or 0) for line in self.epochs]
         return list(accumulate(values)) if all(values) else []
 
     def as_data(self) -> dict[str, Any]:
-        """The run in plain numbers."""
+        """Return the measures of the run as JSON-compatible data."""
         best = max(self.scores, key=lambda score: score[1], default=None)
-        tested = self.evaluation or {}
+        evaluation = self.evaluation or {}
         return {
             "run": self.name,
             "folder": str(self.folder),
@@ -126,11 +122,11 @@ class ComparedRun:
             "best_validation_score": None if best is None else best[1],
             "best_epoch": None if best is None else self.epochs[best[0]]["epoch"],
             "last_validation_score": self.scores[-1][1] if self.scores else None,
-            "test_accuracy": tested.get("accuracy"),
-            "test_mean_iou": tested.get("mean_iou"),
+            "test_accuracy": evaluation.get("accuracy"),
+            "test_mean_iou": evaluation.get("mean_iou"),
             "test_figures": {
                 name: value
-                for name, value in tested.items()
+                for name, value in evaluation.items()
                 if name not in EVALUATION_KEYS and isinstance(value, float | int)
             },
             "mean_iterations": self.last("mean_iterations"),
@@ -141,7 +137,7 @@ class ComparedRun:
 
 
 def score_name(runs: Sequence[ComparedRun]) -> str:
-    """What the validation scores of these runs are.
+    """Return the name of the validation score of these runs.
 
     Examples:
         >>> from pathlib import Path
@@ -156,7 +152,17 @@ def score_name(runs: Sequence[ComparedRun]) -> str:
 
 
 def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
-    """The runs in these folders; what cannot be compared is an error that says why.
+    """Read the runs in some folders.
+
+    Args:
+        folders: Folders of runs.
+
+    Returns:
+        The runs, in the order of the folders.
+
+    Raises:
+        FileNotFoundError: If a folder is not a run.
+        ValueError: If there are no folders, or runs that cannot be compared.
 
     Examples:
         >>> from pathlib import Path
@@ -168,21 +174,23 @@ def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
         ('read', True)
     """
     if not folders:
-        raise ValueError("there is nothing to compare: name the folders of runs")
-    places = [folder.resolve() for folder in folders]
-    for place, folder in zip(places, folders, strict=True):
-        if places.count(place) > 1:
-            raise ValueError(f"the run {folder} is named twice: name every run once")
-    runs = list(map(_read_run, folders, _short_names(places)))
+        raise ValueError("there is nothing to compare; give the folders of runs")
+    paths = [folder.resolve() for folder in folders]
+    for path, folder in zip(paths, folders, strict=True):
+        if paths.count(path) > 1:
+            raise ValueError(f"the run {folder} is given twice; give every run once")
+    runs = list(map(_read_run, folders, _short_names(paths)))
     kinds = {run.kind: run for run in runs if run.kind is not None}
     if len(kinds) > 1:
         examples = ", ".join(f"{run.folder} ({kind})" for kind, run in kinds.items())
-        raise ValueError(f"these runs learn different things: {examples}; compare those of a kind")
+        raise ValueError(
+            f"these runs have different kinds of data: {examples}; compare runs of one kind"
+        )
     return runs
 
 
 def store_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
-    """Keep the evaluation of a run in its folder; numbers that are not finite become None.
+    """Store the evaluation of a run in its folder; values that are not finite become None.
 
     Examples:
         >>> from pathlib import Path
@@ -196,7 +204,7 @@ def store_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
 
 
 def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[Any]]:
-    """The keys on which the recipes disagree, each with a value a run; None where it has none.
+    """Return the recipe keys that differ, with one value per run (None if the run lacks the key).
 
     Examples:
         >>> from pathlib import Path
@@ -209,19 +217,30 @@ def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[Any]]:
         {'training.epochs': [30, 90]}
     """
     flat = [_flatten(run.recipe.as_data()) for run in runs]
-    keys = dict.fromkeys(key for settings in flat for key in settings)
-    values = {key: [settings.get(key) for settings in flat] for key in keys}
-    values.pop("about")
-    # Compared as text: 1 and true, and 1 and 1.0, are equal to Python.
-    return {key: found for key, found in values.items() if len(set(map(json.dumps, found))) > 1}
+    keys = dict.fromkeys(key for run in flat for key in run)
+    settings = {key: [run.get(key) for run in flat] for key in keys}
+    settings.pop("about")
+    # Compared as text because Python considers 1, 1.0, and True equal.
+    return {
+        key: values for key, values in settings.items() if len(set(map(json.dumps, values))) > 1
+    }
 
 
 @style.drawing()
 def comparison_png(runs: Sequence[ComparedRun]) -> bytes:
-    """Loss, accuracy, validation score and iterations; over the epochs, and over processor time.
+    """Draw loss, accuracy, validation score, and iterations over epochs and over processor time.
 
-    A panel is there if a run has what it shows. Runs that did not record their processor time are
-    left out of the second row.
+    Panels for which no run has data are omitted, and so are runs without recorded processor time
+    in the second row.
+
+    Args:
+        runs: The runs, in the order of the legend.
+
+    Returns:
+        A PNG.
+
+    Raises:
+        ValueError: If no run has finished an epoch.
 
     Examples:
         >>> from pathlib import Path
@@ -236,15 +255,15 @@ def comparison_png(runs: Sequence[ComparedRun]) -> bytes:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D
 
-    every = {
+    all_curves = {
         "Training loss": [run.curve("loss") for run in runs],
         "Training accuracy": [run.curve("accuracy") for run in runs],
         f"Validation {score_name(runs)}": [run.scores for run in runs],
         "Iterations, mean": [run.curve("mean_iterations") for run in runs],
     }
-    curves = {title: lines for title, lines in every.items() if any(lines)}
+    curves = {title: lines for title, lines in all_curves.items() if any(lines)}
     if not curves:
-        raise ValueError("no run has finished an epoch: there is nothing to draw yet")
+        raise ValueError("no run has finished an epoch, so there is nothing to draw")
     timed = [bool(run.running_total(CPU)) for run in runs]
     rows = 2 if any(timed) else 1
     width = PANEL_WIDTH * len(curves)
@@ -276,8 +295,8 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
     run = RunFolder(folder)
     if not run.config.is_file():
         raise FileNotFoundError(
-            f"{folder} is not a run: it has no {run.config.name}; name folders that `equilibria "
-            "train` wrote (`equilibria runs` lists them)"
+            f"{folder} is not a run: it has no {run.config.name}; give folders written by "
+            "`equilibria train` (`equilibria runs` lists them)"
         )
     try:
         recipe = run.recipe()
@@ -299,7 +318,7 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
 
 
 def _stored_parameters(run: RunFolder, recipe: Recipe) -> int | None:
-    """How many numbers were trained, counted in the stored weights: the data may be elsewhere."""
+    """Return the number of trained parameters in the stored weights, which needs no data set."""
     weights = (
         run.weights if run.weights.is_file() else Checkpoints(run.checkpoints).newest_weights()
     )
@@ -308,7 +327,7 @@ def _stored_parameters(run: RunFolder, recipe: Recipe) -> int | None:
     check_run_file(weights, run.path)
     check_file_size(weights)
     check_model_size(recipe.model.name, recipe.model.options)
-    # On this device nothing is computed. The names are needed alone, to tell buffers apart.
+    # Only the names are needed, to distinguish parameters from buffers.
     with torch.device("meta"), told_where("model.options"):
         model = create_model(recipe.model.name, **recipe.model.options)
     names = {name for name, value in model.named_parameters() if value.requires_grad}
@@ -317,25 +336,25 @@ def _stored_parameters(run: RunFolder, recipe: Recipe) -> int | None:
 
 
 def _stored_evaluation(run: RunFolder) -> Mapping[str, Any] | None:
-    """None if there is none to be read, or if it is older than the weights, so not of them."""
+    """Return the stored evaluation; None if it is missing, damaged, or older than the weights."""
     file = run.evaluation
     if not (file.is_file() and run.weights.is_file()):
         return None
     if file.stat().st_mtime < run.weights.stat().st_mtime:
         return None
     try:
-        found = unsealed(read_run_text(file, run.path).decode(), file)
-        if not found:
-            raise DamagedFileError(f"{file} is damaged: it holds nothing")
-        return found
+        evaluation = unsealed(read_run_text(file, run.path).decode(), file)
+        if not evaluation:
+            raise DamagedFileError(f"{file} is damaged: it contains no values")
+        return evaluation
     except ValueError as error:
         warn_caller(str(error), CheckpointWarning)
         return None
 
 
-def _short_names(places: Sequence[Path]) -> list[str]:
-    for depth in range(1, max(len(place.parts) for place in places) + 1):
-        names = [str(Path(*place.parts[-depth:])) for place in places]
+def _short_names(paths: Sequence[Path]) -> list[str]:
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        names = [str(Path(*path.parts[-depth:])) for path in paths]
         if len(set(names)) == len(names):
             break
     return names
@@ -358,15 +377,15 @@ def _draw(
 
     longest = max((run.total(CPU) or 0.0 for run in runs), default=0.0)
     unit, unit_name = style.time_unit(longest)
-    for place, (run, line) in enumerate(zip(runs, lines, strict=True)):
+    for index, (run, line) in enumerate(zip(runs, lines, strict=True)):
         times = [seconds / unit for seconds in run.running_total(CPU)]
         if over_time and not times:
             continue
         along = [times[at] if over_time else run.epochs[at]["epoch"] for at, _ in line]
-        look = style.series(place)
+        look = style.series(index)
         mark = look.pop("marker")
         axis.plot(along, [value for _, value in line], linewidth=WIDTH, **look)
-        # The mark says where a run is, and shows one of a single epoch.
+        # The mark shows the end of a run, and runs of a single epoch, which have no line.
         if line:
             axis.plot(along[-1], line[-1][1], marker=mark, markersize=MARK, color=look["color"])
     if over_time:

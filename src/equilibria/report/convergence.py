@@ -15,33 +15,39 @@ from equilibria.solvers import Picard
 from equilibria.solvers.method import Method
 
 ROUNDING = 1e-12
-"""Relative to an objective's value: differences below it mean nothing in float64."""
+"""Relative differences of objectives below this are rounding errors in float64."""
 
 
 @dataclass(frozen=True)
 class Convergence:
-    """Objective and residual at y_k = T(…), k = 0, 1, …; shape `(iterations, problems)`.
+    """Objective and residual of every iterate y_k of a solve, k = 0, 1, ….
 
-    A problem, which is a sample unless the batch is coupled, keeps its last values from where it
-    has converged; `stops` says how many of its rows are its own.
+    A problem is one sample, or the whole batch if the batch is coupled. A problem that has
+    converged repeats its last values; `stops` is its number of iterations.
+
+    Attributes:
+        solver: Name of the solver's class.
+        stops: Number of iterations of each problem, shape (problems,).
+        residual: ‖y_k − T(y_k)‖, shape (iterations, problems).
+        objective: G(y_k), shape (iterations, problems); None if the equilibrium does not minimize
+            an objective.
+        minimum: G(y*), shape (problems,); None where `objective` is None.
+        contraction: Guaranteed contraction factor q: each Picard iteration multiplies the residual
+            by at most q. None if no bound is known.
 
     Examples:
         >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
-        >>> found = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
-        >>> found.objective_falls, found.contraction < 1
+        >>> convergence = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
+        >>> convergence.objective_falls, convergence.contraction < 1
         (True, True)
     """
 
     solver: str
     stops: Tensor
     residual: Tensor
-    """‖y_k − T(y_k)‖."""
     objective: Tensor | None
-    """G(y_k), or None where the model has no objective that its equilibrium minimizes."""
     minimum: Tensor | None
-    """G(y*), one a problem."""
     contraction: float | None
-    """A proven bound q: along a Picard iteration the residual falls by this factor at least."""
 
     @property
     def iterations(self) -> int:
@@ -50,14 +56,14 @@ class Convergence:
 
     @property
     def objective_falls(self) -> bool:
-        """Whether the objective of no sample rises at any iteration, but for rounding."""
+        """Whether the objectives of all samples decrease in every iteration, up to rounding."""
         if self.objective is None or self.iterations < 2:
             return False
         rounding = ROUNDING * self.objective.abs().amax(dim=0).clamp_min(1)
         return bool((self.objective.diff(dim=0) <= rounding).all())
 
     def excess(self) -> Tensor | None:
-        """G(y_k) − G(y*); NaN where the difference is nothing but rounding."""
+        """Return G(y_k) − G(y*), shape (iterations, problems), NaN for rounding errors."""
         if self.objective is None or self.minimum is None:
             return None
         difference = self.objective - self.minimum
@@ -65,7 +71,7 @@ class Convergence:
         return torch.where(difference > resolution, difference, torch.nan)
 
     def proven_residual(self) -> Tensor | None:
-        """qᵏ times the first residual, as a mean: what a Picard iteration stays below."""
+        """Return qᵏ times the mean initial residual, a bound for Picard; None if q ≥ 1."""
         if self.contraction is None or self.contraction >= 1:
             return None
         powers = torch.arange(self.iterations, dtype=torch.float64)
@@ -74,18 +80,26 @@ class Convergence:
 
 @torch.no_grad()
 def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Method) -> Convergence:
-    """Solve in float64, where the last digits still mean something, and evaluate every iterate.
+    """Record objective and residual along a solve in float64.
+
+    Args:
+        model: Classifier with an equilibrium layer; it is not changed.
+        images: Batch of images, shape (B, C, H, W).
+        solver: Solver to follow.
+
+    Returns:
+        Objective and residual of every iterate.
 
     Examples:
         >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
-        >>> found = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
-        >>> bool((found.residual[-1] < found.residual[0]).all())
+        >>> convergence = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
+        >>> bool((convergence.residual[-1] < convergence.residual[0]).all())
         True
     """
     precise = copy.deepcopy(model).cpu().double().eval()
     images = images.cpu().double()
     cell, inputs = precise.layer.cell, as_inputs(precise.stem(images))
-    # From zero on; other solves start ahead of it where they can.
+    # Start at the initial state of the cell: a solve may start closer to the equilibrium.
     start = cell.initial_state(*inputs, cell.inject(*inputs))
     solution = precise.solve(images, start=start, solver=solver, trace="states")
     assert solution.trace is not None
@@ -96,7 +110,7 @@ def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Method) -
     except NoObjectiveError:
         objective = None
     values = minimum = None
-    # Deep OptEq with L > 2 layers has an inclusion in the place of an objective.
+    # The equilibrium of Deep OptEq with L > 2 layers solves an inclusion and minimizes nothing.
     if objective is not None and objective.is_minimized:
         values = torch.stack([objective.value(state).reshape(-1) for state in states])
         polish = Picard(tolerance=ROUNDING, max_iterations=100 * len(states))

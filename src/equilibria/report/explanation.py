@@ -1,4 +1,4 @@
-"""Why a classifier says what it says: `explain`."""
+"""Explanations of predictions: `explain`."""
 
 from __future__ import annotations
 
@@ -38,95 +38,105 @@ from equilibria.report.saliency import grad_cam, input_gradient
 from equilibria.solvers import ConvergenceWarning, Picard
 
 FOLLOWED: dict[str, Any] = {"tolerance": 1e-6, "max_iterations": 250}
-"""Of the solves that are followed step by step."""
-FOLLOWED_NUMBERS = 2**25
-"""In all iterates that are kept of them, and are held in memory."""
+"""Options of the solvers whose iterates are recorded."""
+MAX_RECORDED_NUMBERS = 2**25
+"""Largest number of values in all recorded iterates, which are kept in memory."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a classifier says of images, and why. Tensors have the images first.
+    """Predictions of a classifier for a batch of images, and the reasons for them.
+
+    Attributes:
+        images: The images, shape (B, C, H, W).
+        class_names: Names of the classes.
+        formula: Hidden objective, or the map whose fixed point the equilibrium is.
+        prediction: Predicted class of each image, −1 if the logits are not finite.
+        rival: Class with the second largest logit.
+        confidence: Softmax probability of the prediction.
+        margin: Logit of the prediction minus that of the rival.
+        iterations: Number of iterations per image; None if the batch is solved as one problem.
+        contributions: Effect of each term of the hidden objective on the margin.
+        no_contributions: Why there are no contributions; empty if there are.
+        certificate: Certificates of the predictions.
+        convergence: Objective and residual along Picard iterations.
+        comparison: The same for the solver of the model; None if that is Picard.
+        saliency: Grad-CAM of the prediction, shape (B, H', W'); None if the feature is not a map.
+        gradient: ∂margin/∂image through the equilibrium, shape (B, C, H, W).
+        attention: GEQ's β of every patch, per branch (B, channel groups, rows, columns).
+        relations: Heritage and diversity of neighboring branches.
+        correlation: |cos| between channels of the feature, over all images.
+        statistics: Statistics that the feature regularizers penalize, by label.
+        truths: True classes, None where unknown; empty if all are unknown.
 
     Examples:
-        >>> found = eq.explain(eq.load("digits-opteq"), eq.data.load_digits().test.images[:1])
-        >>> found.name(found.prediction[0]), found.contributions.terms
+        >>> images = eq.data.load_digits().test.images[:1]
+        >>> explanation = eq.explain(eq.load("digits-opteq"), images)
+        >>> explanation.name(explanation.prediction[0]), explanation.contributions.terms
         ('0', ('input', 'bias', 'quadratic'))
     """
 
     images: Tensor
     class_names: tuple[str, ...]
     formula: Formula
-    """The hidden objective, or the map that is solved."""
     prediction: Tensor
-    """−1 where there is no answer."""
     rival: Tensor
-    """The class that comes next."""
     confidence: Tensor
     margin: Tensor
-    """The logit of the prediction less that of the rival."""
     iterations: Tensor | None
-    """Of the solves; None where the images of a batch are one problem."""
     contributions: Contributions | None
-    """What each term of the hidden objective does to the margin."""
     no_contributions: str
-    """Why there are none; empty if there are."""
     certificate: Certificate
     convergence: Convergence
-    """Objective and residual along a plain solve."""
     comparison: Convergence | None
-    """The same by the solver of the model, unless that is the plain one."""
     saliency: Tensor | None
-    """Grad-CAM of the prediction, (images, h, w); None where the feature is no map."""
     gradient: Tensor
-    """∂margin/∂image, through the equilibrium."""
     attention: tuple[Tensor, ...]
-    """GEQ's β of every patch: per branch (images, groups of channels, rows, columns)."""
     relations: Relations | None
-    """Heritage and diversity of neighboring branches."""
     correlation: Tensor | None
-    """|cos| of the channels of the feature, over all images."""
     statistics: dict[str, float]
-    """What the feature regularizers weigh."""
     truths: tuple[int | None, ...] = ()
-    """What the images show, where that is known."""
 
     def __len__(self) -> int:
         return len(self.images)
 
     def truth(self, place: int) -> int | None:
-        """Return the label of an image, if labels are known."""
+        """Return the true class of the image with index `place`; None if unknown."""
         return self.truths[place] if self.truths else None
 
     @property
     def mistakes(self) -> int:
-        """How many images show another class than is said."""
+        """Number of misclassified images."""
         pairs = zip(self.truths, self.prediction.tolist(), strict=False)
-        return sum(true is not None and true != said for true, said in pairs)
+        return sum(true is not None and true != predicted for true, predicted in pairs)
 
     def name(self, index: int) -> str:
         """Return the name of a class; "no answer" for a negative index."""
         return "no answer" if index < 0 else self.class_names[index]
 
     def pulls(self, place: int) -> list[tuple[str, float, float]]:
-        """(term, ∂margin/∂term, what it brings of the margin) for an image, the head last."""
-        found = self.contributions
-        if found is None:
+        """Return (term, ∂margin/∂term, share of the margin) of the image with index `place`.
+
+        The last row has the biases of the head; empty without contributions.
+        """
+        parts = self.contributions
+        if parts is None:
             return []
-        pulls, sources = found.pull[place].tolist(), found.source[place].tolist()
-        rows = list(zip(found.terms, pulls, sources, strict=True))
-        return [*rows, ("head biases", 0.0, float(found.head[place]))]
+        pulls, sources = parts.pull[place].tolist(), parts.source[place].tolist()
+        rows = list(zip(parts.terms, pulls, sources, strict=True))
+        return [*rows, ("head biases", 0.0, float(parts.head[place]))]
 
     def margin_error(self, place: int) -> float | None:
-        """How far the margin may be from that of the exact equilibrium; None: not known."""
-        found, rival = self.certificate, int(self.rival[place])
-        if found.margin_error.shape[1] <= rival or int(found.prediction[place]) < 0:
+        """Return a bound on the error of the margin of the image with index `place`, if known."""
+        certificate, other = self.certificate, int(self.rival[place])
+        if certificate.margin_error.shape[1] <= other or int(certificate.prediction[place]) < 0:
             return None
-        error = float(found.margin_error[place, rival])
+        error = float(certificate.margin_error[place, other])
         return error if torch.isfinite(torch.tensor(error)) else None
 
     def as_data(self) -> list[dict[str, Any]]:
-        """An object an image, for other programs."""
-        found = self.certificate
+        """Return JSON-compatible data with one object per image."""
+        certificate = self.certificate
         return [
             {
                 "prediction": self.name(int(self.prediction[i])),
@@ -134,8 +144,8 @@ class Explanation:
                 "confidence": float(self.confidence[i]),
                 "margin": float(self.margin[i]),
                 "margin_error": self.margin_error(i),
-                "certified": bool(found.certified_class[i]),
-                "radius": float(found.radius[i]),
+                "certified": bool(certificate.certified_class[i]),
+                "radius": float(certificate.radius[i]),
                 "iterations": None if self.iterations is None else int(self.iterations[i]),
                 "terms": {
                     name: {"pull": pull, "source": source} for name, pull, source in self.pulls(i)
@@ -146,7 +156,7 @@ class Explanation:
         ]
 
     def html(self, title: str, footer: str = "") -> str:
-        """One self-contained page."""
+        """Return a self-contained HTML page with a title and a last line `footer`."""
         from equilibria.report.html import explanation_page
 
         return explanation_page(self, title, footer)
@@ -159,26 +169,37 @@ def explain(
     follow: Tensor | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Explanation:
-    """Why a classifier with an equilibrium layer says what it says of images.
+    """Explain the predictions of a classifier with an equilibrium layer.
 
-        found = eq.explain(model, images)
-        found.contributions.pull, found.gradient, found.certificate.margin_error
-        Path("why.html").write_text(found.html("my model"))
+    The result has predictions with certificates, the contribution of each term of the hidden
+    objective, saliency maps, and the convergence of the solves. `Explanation.html` renders it.
 
-    follow: the images whose solves are followed; by default the first of `images`, as many as there
-        is memory for.
-    class_names: those that the model knows (`eq.load`) if not given, else their numbers.
+    Args:
+        model: Classifier with an equilibrium layer.
+        images: Batch of images, shape (B, C, H, W), pixels in [0, 1].
+        follow: Images whose solves are recorded; by default the first of `images`, as many as fit
+            into memory.
+        class_names: Names of the classes; by default those stored with the model (`eq.load`), or
+            their indices.
+
+    Returns:
+        The explanation.
+
+    Raises:
+        TypeError: If the model is not a classifier with an equilibrium layer.
 
     Examples:
         >>> images = eq.data.load_digits().test.images[:1]
-        >>> found = eq.explain(eq.load("digits-opteq"), images)
-        >>> found.contributions.terms
+        >>> explanation = eq.explain(eq.load("digits-opteq"), images)
+        >>> explanation.contributions.terms
         ('input', 'bias', 'quadratic')
+        >>> explanation.html("my model")[:15]
+        '<!DOCTYPE html>'
     """
     if not isinstance(model, EquilibriumClassifier):
         raise TypeError(
-            f"{type(model).__name__} has no equilibrium to explain: take a classifier with a stem, "
-            "an equilibrium layer and a head, as `eq.create_model` makes them"
+            f"{type(model).__name__} has no equilibrium layer to explain; use a classifier made by "
+            "`eq.create_model`"
         )
     was_training = model.training
     model.eval()
@@ -209,9 +230,9 @@ def _explained(
     except NoContributionsError as error:
         why_not = str(error)
     own = model.layer.solver
-    follow = follow[: affordable(model, images, FOLLOWED_NUMBERS // FOLLOWED["max_iterations"])]
+    follow = follow[: affordable(model, images, MAX_RECORDED_NUMBERS // FOLLOWED["max_iterations"])]
     with warnings.catch_warnings():
-        # A plain iteration need not converge; where it got to is what is shown.
+        # Picard iterations need not converge; the page shows how far they get.
         warnings.simplefilter("ignore", ConvergenceWarning)
         convergence = follow_solve(model, follow, Picard(**FOLLOWED))
         comparison = None
@@ -254,7 +275,7 @@ def _explained(
 
 @torch.no_grad()
 def affordable(model: nn.Module, images: Tensor, numbers: int) -> int:
-    """How many images have states of so many numbers, or fewer; one at least."""
+    """Return how many images (at least 1) have states of at most `numbers` values in total."""
     size = images[0].numel() * 64
     if isinstance(model, EquilibriumClassifier):
         inputs = as_inputs(model.injected(images[:1]))

@@ -1,4 +1,4 @@
-"""The charts of a page, and as files for light, dark, wide and narrow ones; pictures of attacks."""
+"""Charts of report pages and of files for light, dark, and narrow pages; sheets of attacks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from equilibria.report.sheets import Sheet, SheetRow
 from equilibria.report.style import DARK, LEAST_FACTOR, LIGHT, SERIES, wrapped
 from equilibria.training import EpochMetrics
 
-MOST_THIN_LINES = 24
+MAX_THIN_LINES = 24
+"""Largest number of samples with a separate line in a chart."""
 ATTACKED_IMAGES = 8
 ATTACKED_SIDE = 144
-"""Pixels of an image's longer side, at least."""
+"""Smallest longer side of an image in a sheet of attacks, in pixels."""
 
 
 @dataclass(frozen=True)
 class ThemedFigure:
-    """The same figure as SVG, for light and for dark pages; narrow: for those of a phone."""
+    """A figure as SVG for light and dark pages; the narrow versions are for phone screens."""
 
     light: bytes
     dark: bytes
@@ -34,21 +35,25 @@ class ThemedFigure:
     narrow_dark: bytes
 
     def files(self, name: str) -> dict[str, bytes]:
-        """By the names of files."""
+        """Return the contents by file name; the names start with `name`."""
         return {
             f"{name}-{kind.replace('_', '-')}.svg": content for kind, content in vars(self).items()
         }
 
 
 def convergence_charts(picard: Convergence, other: Convergence | None = None) -> list[Chart]:
-    """Objective (where there is one) and residual along a Picard solve; `other` for comparison.
+    """Draw the objective, if there is one, and the residual along a solve.
+
+    Args:
+        picard: The solve.
+        other: A solve by another solver, whose mean residual is drawn for comparison.
 
     Examples:
         >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
-        >>> found = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
+        >>> convergence = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
         >>> from equilibria.report.figures import convergence_charts
-        >>> len(convergence_charts(found))  # of the objective, and of the residual
-        2
+        >>> [chart.title for chart in convergence_charts(convergence)]
+        ['Hidden objective above its minimum', 'Residual']
     """
     count = picard.residual.shape[1]
     charts = []
@@ -60,10 +65,10 @@ def convergence_charts(picard: Convergence, other: Convergence | None = None) ->
                 x="iteration k",
                 y="objective − minimum",
                 series=_bundle(excess, picard.stops, picard.solver),
-                description=f"The hidden objective less its minimum over the iterations of "
+                description=f"The hidden objective minus its minimum over the iterations of "
                 f"{picard.solver}, for {count} images, on a logarithmic axis.",
                 log=True,
-                whole=True,
+                integer_x=True,
             )
         )
     series = _bundle(picard.residual, picard.stops, picard.solver)
@@ -74,7 +79,7 @@ def convergence_charts(picard: Convergence, other: Convergence | None = None) ->
     if proven is not None:
         label = f"proven: qᵏ, q = {picard.contraction:.2f}"
         series.append(Series(list(enumerate(proven.tolist())), label, "third", "dashed"))
-    beside = "" if other is None else f", beside that of {other.solver}"
+    comparison = "" if other is None else f", compared with {other.solver}"
     charts.append(
         Chart(
             title="Residual",
@@ -82,28 +87,28 @@ def convergence_charts(picard: Convergence, other: Convergence | None = None) ->
             y="‖yₖ − T(yₖ)‖",
             series=series,
             description=f"The residual over the iterations of {picard.solver}, for {count} "
-            f"images, on a logarithmic axis{beside}.",
+            f"images, on a logarithmic axis{comparison}.",
             log=True,
-            whole=True,
+            integer_x=True,
         )
     )
     return charts
 
 
 def training_charts(history: Sequence[EpochMetrics]) -> list[Chart]:
-    """Loss and, for equilibrium models, the mean number of iterations over the epochs."""
+    """Draw loss and, for equilibrium models, the mean number of iterations over the epochs."""
     losses = [(metrics.epoch, metrics.loss) for metrics in history]
     values = [loss for _, loss in losses]
     charts = [
         Chart(
             title="Training loss",
             x="epoch",
-            y="of the batches as they were used",
+            y="mean over batches",
             series=[Series(losses)],
             description=f"The training loss over {len(history)} epochs, from {values[0]:.3g} to "
             f"{values[-1]:.3g}.",
             log=min(values) > 0 and max(values) > LEAST_FACTOR * min(values),
-            whole=True,
+            integer_x=True,
         )
     ]
     counts = [(m.epoch, m.mean_iterations) for m in history if m.mean_iterations is not None]
@@ -117,7 +122,7 @@ def training_charts(history: Sequence[EpochMetrics]) -> list[Chart]:
                 series=[Series(counts, color="second")],
                 description=f"The mean number of iterations of a solve over {len(history)} epochs, "
                 f"from {counts[0][1]:.1f} to {counts[-1][1]:.1f}.",
-                whole=True,
+                integer_x=True,
                 limits=(0.0, 1.15 * most or 1.0),
             )
         )
@@ -125,25 +130,25 @@ def training_charts(history: Sequence[EpochMetrics]) -> list[Chart]:
 
 
 def calibration_chart(calibration: Calibration) -> Chart:
-    """How often the model is right where it is that sure."""
+    """Draw accuracy over confidence."""
     series = [
-        Series([(0.0, 0.0), (1.0, 1.0)], "as sure as right", "third", "dashed"),
+        Series([(0.0, 0.0), (1.0, 1.0)], "perfect calibration", "third", "dashed"),
         Series(calibration.points, "the model"),
         Series(calibration.points, kind="dots"),
     ]
     return Chart(
         title="Calibration",
-        x="how sure the model is",
-        y="how often it is right",
+        x="confidence",
+        y="accuracy",
         series=series,
-        description=f"How often the model is right over how sure it is; expected calibration "
-        f"error {calibration.error:.3f}.",
+        description="Accuracy over the confidence of the model; expected calibration error "
+        f"{calibration.error:.3f}.",
         limits=(0.0, 1.0),
     )
 
 
 def robustness_charts(curves: RobustnessCurves) -> list[Chart]:
-    """Accuracy over the distance and over the steps, with what is certain below.
+    """Draw accuracy under attack over the distance and over the steps, and certified accuracy.
 
     Examples:
         >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
@@ -157,21 +162,21 @@ def robustness_charts(curves: RobustnessCurves) -> list[Chart]:
     norm = {"l2": "L2", "linf": "L∞"}[curves.norm]
     colors = dict(zip(curves.over_eps, SERIES, strict=False))
     clean = (0.0, curves.accuracy)
-    certain = [Series(curves.certified, "certified", "third", "area")] if curves.certified else []
+    certified = [Series(curves.certified, "certified", "third", "area")] if curves.certified else []
     distances = [
         Series([clean, *((p.eps, p.accuracy) for p in points)], method, colors[method])
         for method, points in curves.over_eps.items()
     ]
     lowest = {m: points[-1].accuracy for m, points in curves.over_eps.items()}
-    said = ", ".join(f"{method} {share:.0%}" for method, share in lowest.items())
+    final = ", ".join(f"{method} {share:.0%}" for method, share in lowest.items())
     charts = [
         Chart(
             title="Accuracy over the distance",
             x=f"ε in {norm}, in pixels of [0, 1]",
             y=f"share of {curves.samples} test images",
-            series=[*certain, *distances],
+            series=[*certified, *distances],
             description=f"The accuracy under attack over the distance in {norm}, from "
-            f"{curves.accuracy:.0%} without an attack; at the largest distance: {said}.",
+            f"{curves.accuracy:.0%} without an attack; at the largest distance: {final}.",
             limits=(0.0, 1.0),
         )
     ]
@@ -188,7 +193,7 @@ def robustness_charts(curves: RobustnessCurves) -> list[Chart]:
                 series=steps,
                 description="The accuracy under attack over the steps of each search, at a "
                 f"distance of {curves.step_eps:g}.",
-                whole=True,
+                integer_x=True,
                 limits=(0.0, 1.0),
             )
         )
@@ -196,40 +201,40 @@ def robustness_charts(curves: RobustnessCurves) -> list[Chart]:
 
 
 def radius_chart(certified: Sequence[tuple[float, float]], samples: int) -> Chart:
-    """How far classes are certain."""
+    """Draw certified accuracy over the distance."""
     return Chart(
         title="Certified accuracy",
         x="distance in L2, in pixels of [0, 1]",
-        y=f"share of {samples} images, right for certain",
+        y=f"share of {samples} images, certified and right",
         series=[Series(certified, color="fourth", kind="area")],
-        description="The share of test images whose right class is certain up to a distance: "
-        f"{certified[0][1]:.0%} close to the image, none beyond {certified[-1][0]:.3g}.",
+        description="The share of test images with a certificate for the right class up to a "
+        f"distance: {certified[0][1]:.0%} at distance 0, none beyond {certified[-1][0]:.3g}.",
         limits=(0.0, 1.0),
     )
 
 
 def relation_chart(relations: Relations) -> Chart:
-    """MOptEqs' Figure 2: heritage and diversity, an image a dot."""
+    """Draw heritage and diversity, one dot per image (MOptEqs, Figure 2)."""
     points = list(zip(relations.heritage.tolist(), relations.diversity.tolist(), strict=True))
     return Chart(
         title="Heritage and diversity",
-        x="average H, to be large",
-        y="average D, to be small",
+        x="average H (larger is better)",
+        y="average D (smaller is better)",
         series=[Series(points, kind="dots")],
-        description=f"Average heritage and diversity between neighboring branches, a dot an image: "
-        f"means {float(relations.heritage.mean()):.3g} and "
+        description="Average heritage and diversity between neighboring branches, one dot per "
+        f"image; means {float(relations.heritage.mean()):.3g} and "
         f"{float(relations.diversity.mean()):.3g}.",
     )
 
 
 def themed(charts: Sequence[Chart]) -> ThemedFigure:
-    """Charts as files: side by side, and below each other for a phone.
+    """Draw charts as SVG files: side by side, and below each other for narrow screens.
 
     Examples:
         >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
-        >>> found = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
+        >>> convergence = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
         >>> from equilibria.report.figures import convergence_charts, themed
-        >>> themed(convergence_charts(found)).light[:4]
+        >>> themed(convergence_charts(convergence)).light[:4]
         b'<svg'
     """
     charts_and_heights = [(chart.drawn(), chart.height) for chart in charts]
@@ -247,31 +252,36 @@ def themed(charts: Sequence[Chart]) -> ThemedFigure:
 
 
 def attack_png(images: Tensor, result: AttackResult, class_names: Sequence[str]) -> bytes:
-    """Some images, what was added to them (magnified), and what the model then says.
+    """Draw images, magnified changes, and attacked images with their predictions, as PNG.
+
+    Args:
+        images: Original images, shape (B, C, H, W).
+        result: Result of the attack on them.
+        class_names: Names of the classes.
 
     Examples:
         >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
-        >>> found = eq.attack(model, digits.images[:2], digits.labels[:2], eps=0.5, steps=2)
+        >>> result = eq.attack(model, digits.images[:2], digits.labels[:2], eps=0.5, steps=2)
         >>> from equilibria.report.figures import attack_png
-        >>> attack_png(digits.images[:2], found, model.images.class_names)[1:4]
+        >>> attack_png(digits.images[:2], result, model.images.class_names)[1:4]
         b'PNG'
     """
-    # Images that the attack turned, then those that withstood it.
+    # Images whose prediction the attack changed come first, then those that withstood it.
     before, after = result.initial_predictions, result.predictions
     right = before == result.labels
     order = [right & result.success, right & ~result.success, ~right]
-    chosen = [int(i) for kind in order for i in kind.nonzero().squeeze(1)][:ATTACKED_IMAGES]
+    chosen = [int(i) for group in order for i in group.nonzero().squeeze(1)][:ATTACKED_IMAGES]
     change = (result.images - images.to(result.images)).cpu()
     reach = float(change[chosen].abs().max()) or 1.0
 
     def notes(predictions: Tensor) -> list[str]:
-        said = []
+        texts = []
         for index in chosen:
             predicted = int(predictions[index])
-            answer = "no answer" if predicted == -1 else f"says {class_names[predicted]}"
+            text = "no answer" if predicted == -1 else f"predicted {class_names[predicted]}"
             is_right = predicted == int(result.labels[index])
-            said.append(wrapped(answer if is_right else f"wrong: {answer}", 20, 2))
-        return said
+            texts.append(wrapped(text if is_right else f"wrong: {text}", 20, 2))
+        return texts
 
     rows = [
         SheetRow("image", images[chosen], notes(before)),
@@ -284,40 +294,50 @@ def attack_png(images: Tensor, result: AttackResult, class_names: Sequence[str])
 def drawn_files(
     files: Sequence[Path], folder: Path, *kinds: str, overwrite: bool = False
 ) -> list[tuple[Path, ...]]:
-    """Where the pictures of each file go, one a kind; no image is written over.
+    """Return the paths of the pictures of each image file, one per kind.
 
-    A picture has the name of its image; a number tells those of the same name apart. Pictures of
-    before are an error unless `overwrite` allows to replace them.
+    The name of a picture is that of its image and the kind, with a number if two images have the
+    same name. No picture overwrites an image in `files`.
+
+    Args:
+        files: Image files.
+        folder: Folder of the pictures.
+        kinds: Suffixes of the pictures' names.
+        overwrite: Allow paths that exist.
+
+    Raises:
+        FileExistsError: If a picture exists and `overwrite` is false.
     """
     taken = {file.resolve() for file in files}
-    found = []
+    pictures = []
     for file in files:
         for number in count(1):
             stem = file.stem if number == 1 else f"{file.stem}-{number}"
             paths = tuple(folder / f"{stem}-{kind}.png" for kind in kinds)
-            places = {path.resolve() for path in paths}
-            if not taken & places:
+            resolved = {path.resolve() for path in paths}
+            if not taken & resolved:
                 break
-        there = next((path for path in paths if path.exists()), None)
-        if there is not None and not overwrite:
+        existing = next((path for path in paths if path.exists()), None)
+        if existing is not None and not overwrite:
             raise FileExistsError(
-                f"{there} exists: --overwrite (overwrite=True) replaces it, or name another folder"
+                f"{existing} exists; replace it with --overwrite (overwrite=True), or give another "
+                "folder"
             )
-        taken |= places
-        found.append(paths)
-    return found
+        taken |= resolved
+        pictures.append(paths)
+    return pictures
 
 
 def _bundle(values: Tensor, stops: Tensor, label: str) -> list[Series]:
-    """A thin line a sample, up to where it converged, and their mean."""
+    """Return a thin line per sample, up to where it converged, and the mean."""
     columns = list(zip(values.unbind(dim=1), stops.tolist(), strict=True))
     thin = [
         Series(list(enumerate(column[:stop].tolist())), kind="thin")
-        for column, stop in columns[:MOST_THIN_LINES]
+        for column, stop in columns[:MAX_THIN_LINES]
     ]
     return [*thin, Series(_mean(values, stops), label)]
 
 
 def _mean(values: Tensor, stops: Tensor) -> list[tuple[float, float]]:
-    """The mean as long as all samples run: after that it would mix values of different times."""
+    """Return the mean over all samples, up to the iteration at which the first converges."""
     return list(enumerate(values[: int(stops.min())].nanmean(dim=1).tolist()))

@@ -1,4 +1,4 @@
-"""What a model minimizes, as its report says it: the texts are in `formulas.yaml`."""
+"""Formulas of a model for its report; the texts are in `formulas.yaml`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORMULAS = Path(__file__).with_suffix(".yaml")
 
 @dataclass(frozen=True)
 class Formula:
-    """What a model minimizes, where it stops, and how to read this."""
+    """Objective and equilibrium of a model, and an explanation of the symbols."""
 
     objective: str
     equilibrium: str
@@ -21,7 +21,7 @@ class Formula:
 
 
 def model_formula(model: EquilibriumClassifier) -> Formula:
-    """What is said of this model's cell in `formulas.yaml`.
+    """Return the formulas of the model's cell from `formulas.yaml`.
 
     Examples:
         >>> from equilibria.report.formulas import model_formula

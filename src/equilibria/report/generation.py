@@ -1,4 +1,4 @@
-"""What a trained generator can do: samples, reconstructions, and how good they are."""
+"""Samples and reconstructions of trained generators, and their quality."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from equilibria.training.experiment import Experiment, RecipeModel
 from equilibria.training.packed import kept_latents
 
 AnyDensity: TypeAlias = "str | Mapping[str, Any]"
-"""A name, or a mapping with a name and options."""
+"""Name of a density, or a mapping with a name and options."""
 BATCH = 256
 COLUMNS = 10
 """Images in a row of a sheet."""
 OnStep: TypeAlias = Callable[[str, int, int], None]
-"""Is told what is done next, and how many of how many steps are over."""
+"""Called with the name of the next step, the number of finished steps, and their total."""
 FEATURE_IMAGES = 10_000
-"""Training images that the classifier behind the FID is trained on, at most."""
+"""Largest number of training images for the classifier behind the FID."""
 
 
 @dataclass(frozen=True)
 class Reconstructions:
-    """Test images, drawn again from their latents."""
+    """Quality of test images decoded from their latents."""
 
     latents_by: str
-    """"encoder" or "JIIO"."""
+    """How the latents were computed: "encoder" or "JIIO"."""
     psnr: float
     median_psnr: float
     fid: float | None
@@ -54,19 +54,19 @@ class Reconstructions:
 
 @dataclass(frozen=True)
 class Generation:
-    """What a generator can do, in numbers."""
+    """Measures of a generator."""
 
     model: str
     data: str
     density: str
     fitted_to: int
-    """Training images whose latents the density was fitted to."""
+    """Number of training images whose latents the density was fitted to."""
     images: int
-    """Test images that are reconstructed, and samples that are compared with them."""
+    """Number of reconstructed test images, and of samples that are compared with them."""
     sample_fid: float | None
     reconstructions: list[Reconstructions]
     features: str | None
-    """What the FIDs are distances of; None where they were not asked for."""
+    """Features between which the FID is measured; None if it was not measured."""
 
 
 @torch.no_grad()
@@ -87,35 +87,50 @@ def generate(
 ) -> tuple[Generation, Sheet, Sheet]:
     """Fit a density to the latents of training images, sample from it, reconstruct test images.
 
-    What that gives in numbers; a sheet of the samples; and one of test images above what was made
-    of their latents, a row for each way to find those.
+    Args:
+        experiment: Trained generator or autoencoder with its data.
+        device: Device of the computation.
+        folder: Folder of the run, where the classifier behind the FID is stored; without one it is
+            trained on every call.
+        samples: Number of samples to draw.
+        density: Name of a density, or a mapping with a name and options; by default that of the
+            run's task.
+        latents: Number of training images whose latents the density is fitted to.
+        images: Number of test images to reconstruct.
+        seed: Seed of the density and of the samples.
+        judge: Measure the FID, which needs a classifier.
+        search: Task by which JIIO searches latents of an autoencoder; by default without a ridge.
+        known: Latents of training images computed with the same weights. They are used if there
+            are `latents` of them.
+        on_step: Called with the name of the next step, the number of finished steps, and their
+            total.
 
-    density: a name, or a mapping with a name and options; None: what the task of the run says.
-    folder: of the run, where the classifier behind the FID is kept; None: it is trained anew.
-    judge: measure the FID; without it no classifier is needed.
-    search: by which JIIO finds latents of an autoencoder; None: one without a ridge.
-    known: latents of training images by the same weights, as the run keeps them. Where they are as
-        many as are asked for, none are searched.
-    on_step: is told what is done next, and how many of how many batches of images are done.
+    Returns:
+        The measures; a sheet of samples; and a sheet with test images in the first row, and one row
+        of reconstructions per way of computing the latents.
+
+    Raises:
+        TypeError: If the model is not a generator or an autoencoder.
     """
     model, task = _checked(experiment), experiment.task
     training = experiment.training
     originals, labels = experiment.some_test_images(images)
     originals = originals.to(device)
-    wanted = evenly_spread(training, latents)
-    is_known = known is not None and len(known) == len(wanted)
-    chunks = () if is_known else torch.split(wanted, BATCH)
+    chosen_images = evenly_spread(training, latents)
+    is_known = known is not None and len(known) == len(chosen_images)
+    chunks = () if is_known else torch.split(chosen_images, BATCH)
     tests = torch.split(originals, BATCH)
     searches = not isinstance(generator_of(model), ExplicitGenerator)
     steps = _Steps(on_step, len(chunks) + searches * len(tests) + judge)
 
-    # In the way that the model was trained with; a batch at a time, as no memory holds all images.
-    found = [] if known is None or not is_known else [known.to(device)]
+    # The latents are computed as in training, in batches to limit memory.
+    fitted_latents = [] if known is None or not is_known else [known.to(device)]
     for chunk in chunks:
         steps.begin("latents of training images")
-        found.append(latents_of(model, task, fetch_readable(training, chunk)[0].to(device)))
+        batch, _ = fetch_readable(training, chunk)
+        fitted_latents.append(latents_of(model, task, batch.to(device)))
     chosen = _chosen_density(experiment, density)
-    fitted = fit_density(chosen, torch.cat(found), seed=seed)
+    fitted = fit_density(chosen, torch.cat(fitted_latents), seed=seed)
     count = max(samples, len(originals))
     drawn = decode(model, fitted.sample(count, seed=seed).to(device))
     network = None
@@ -125,15 +140,15 @@ def generate(
     ways = {"encoder": latents_of(model, task, originals)} if isinstance(model, Autoencoder) else {}
     if searches:
         searching = task if search is None or isinstance(task, Reconstruction) else search
-        again = []
-        for some in tests:
+        searched = []
+        for batch in tests:
             steps.begin("latents of test images")
-            again.append(latents_of(model, searching, some, searched=True))
-        ways["JIIO"] = torch.cat(again)
+            searched.append(latents_of(model, searching, batch, searched=True))
+        ways["JIIO"] = torch.cat(searched)
     rows = [SheetRow("original", originals[:COLUMNS])]
     reconstructions = []
-    for way, latents_found in ways.items():
-        row = decode(model, latents_found)
+    for way, test_latents in ways.items():
+        row = decode(model, test_latents)
         rows.append(compared(f"latents by {way}", row, originals[:COLUMNS]))
         ratios = psnr(row, originals)
         mean, median = float(ratios.mean()), float(ratios.median())
@@ -143,13 +158,13 @@ def generate(
         model=experiment.recipe.model.name,
         data=experiment.data.name,
         density=_name_of(chosen),
-        fitted_to=sum(map(len, found)),
+        fitted_to=sum(map(len, fitted_latents)),
         images=len(originals),
         sample_fid=_distance(network, drawn[: len(originals)], originals),
         reconstructions=reconstructions,
         features=None
         if network is None
-        else f"features of a classifier {_learned(experiment)}, not Inception's",
+        else f"features of a classifier {_classifier_task(experiment)}, not Inception's",
     )
     name, data = experiment.recipe.model.name, experiment.data
     titles, heading = class_titles(data, labels), f"{name} on test images of {data.name}"
@@ -157,25 +172,28 @@ def generate(
 
 
 class _Steps:
-    """Counts what takes long, for who shows how far it is."""
+    """Counts steps for a progress display."""
 
     def __init__(self, on_step: OnStep | None, total: int) -> None:
         self.on_step, self.total, self.done = on_step, total, 0
 
-    def begin(self, what: str) -> None:
+    def begin(self, name: str) -> None:
         if self.on_step is not None:
-            self.on_step(what, self.done, self.total)
+            self.on_step(name, self.done, self.total)
         self.done += 1
 
 
-def known_latents(place: Path) -> Tensor:
-    """Those that a run or a file keeps of training images; an error where there are none."""
-    latents = kept_latents(place)
+def known_latents(path: Path) -> Tensor:
+    """Return the latents of training images stored in a run or a file.
+
+    Raises:
+        FileNotFoundError: If there are none.
+    """
+    latents = kept_latents(path)
     if latents is None:
         raise FileNotFoundError(
-            f"{place}: without the latents that a run of a generator or an autoencoder keeps "
-            "(latents.safetensors) there is nothing to fit a density to; name the folder of its "
-            "data set with --root, or train it again"
+            f"{path} has no stored latents (latents.safetensors) to fit a density to; give the "
+            "folder of its data set with --root, or train it again"
         )
     return latents
 
@@ -191,7 +209,7 @@ def generate_without_data(
     latents: int = 2000,
     seed: int = 0,
 ) -> tuple[Generation, Sheet]:
-    """Samples alone: the density is fitted to latents that the run in `folder` keeps."""
+    """Draw samples from a density fitted to the latents stored in `folder`, without a data set."""
     model = _checked(run)
     known = known_latents(folder)[:latents].to(device)
     chosen = _chosen_density(run, density)
@@ -210,9 +228,9 @@ def generate_without_data(
     return result, _samples(run, drawn)
 
 
-def _chosen_density(run: RecipeModel, asked: AnyDensity | None) -> AnyDensity:
+def _chosen_density(run: RecipeModel, requested: AnyDensity | None) -> AnyDensity:
     own: AnyDensity = getattr(run.task, "density", "gmm")
-    return own if asked is None else asked
+    return own if requested is None else requested
 
 
 def _name_of(density: AnyDensity) -> str:
@@ -222,50 +240,51 @@ def _name_of(density: AnyDensity) -> str:
 def _checked(run: RecipeModel) -> EquilibriumDecoder | Autoencoder:
     if not isinstance(run.model, EquilibriumDecoder | Autoencoder):
         raise TypeError(
-            f"{run.recipe.model.name} draws no images: name the run of a generator or an "
-            "autoencoder (equilibria train mnist-generator)"
+            f"{run.recipe.model.name} is not a generator or an autoencoder; give the run of one "
+            "(equilibria train mnist-generator)"
         )
     return run.model
 
 
 def _samples(run: RecipeModel, drawn: Tensor) -> Sheet:
     lines = enumerate(torch.split(drawn, COLUMNS))
-    rows = [SheetRow("" if place else "samples", some) for place, some in lines]
+    rows = [SheetRow("" if index else "samples", images) for index, images in lines]
     return Sheet(rows, heading=f"{run.recipe.model.name}, trained on {run.recipe.data.name}")
 
 
 def _training_images(experiment: Experiment, count: int) -> tuple[Tensor, Tensor]:
-    """Images and labels, spread evenly over the training images."""
+    """Return images and labels at evenly spaced places of the training images."""
     training = experiment.training
     return fetch_readable(training, evenly_spread(training, count))
 
 
-def _learned(experiment: Experiment) -> str:
-    """What the classifier behind the FID tells apart."""
+def _classifier_task(experiment: Experiment) -> str:
+    """Describe how the classifier behind the FID was trained."""
     data = experiment.data
     if data.kind == "classification" and data.num_classes > 1:
         return f"trained on {data.name}"
-    return f"that tells by how much images of {data.name} were turned"
+    return f"trained to recognize rotations of images of {data.name}"
 
 
 def _turned(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Every image turned by 0°, 90°, 180° and 270°, and by how much (Gidaris et al., 2018).
+    """Return images rotated by 0°, 90°, 180°, and 270°, and their rotations (Gidaris et al., 2018).
 
-    What images without classes can be told apart by; oblong ones are turned by 180° alone.
+    The rotations replace missing classes. Images that are not square are rotated by 180° only.
     """
     turns = range(4) if images.shape[2] == images.shape[3] else (0, 2)
-    every = [torch.rot90(images, turn, (2, 3)) for turn in turns]
-    return torch.cat(every), torch.arange(len(every)).repeat_interleave(len(images))
+    rotated = [torch.rot90(images, turn, (2, 3)) for turn in turns]
+    return torch.cat(rotated), torch.arange(len(rotated)).repeat_interleave(len(images))
 
 
 def _feature_network(
     experiment: Experiment, folder: Path | None, device: torch.device
 ) -> FeatureNetwork:
-    """The classifier behind the FID: trained once, then read from the run's folder."""
+    """Return the classifier behind the FID; it is trained once and stored in the run's folder."""
     data = experiment.data
     labelled = data.kind == "classification" and data.num_classes > 1
-    kept = folder is not None and folder.is_dir()  # not of a model that is one file
-    file = folder / "feature_network.safetensors" if folder is not None and kept else None
+    # A model that is a single file has no folder to store it in.
+    is_stored = folder is not None and folder.is_dir()
+    file = folder / "feature_network.safetensors" if folder is not None and is_stored else None
     turns = 4 if data.image_shape[1] == data.image_shape[2] else 2
     classes = data.num_classes if labelled else turns
     if file is not None and file.is_file():

@@ -1,4 +1,4 @@
-"""Pages of one file each, which need nothing beside themselves: no script, no network."""
+"""Self-contained HTML pages: a single file, without scripts or network access."""
 
 from __future__ import annotations
 
@@ -31,22 +31,33 @@ if TYPE_CHECKING:
     from equilibria.report.page import RunReport
 
 PAGE = Theme(*(f"var(--{name})" for name in vars(LIGHT)))
-"""The colors of whatever page a chart stands on."""
+"""CSS variables, so that charts take the colors of the page."""
 ROUNDING = 1e-8
-"""Shares of the largest number below this are not shown."""
+"""Values below this share of the largest are shown as 0."""
 HEAT_SIDE = 240
-"""Pixels of a heat map's longer side, at least."""
+"""Smallest longer side of a heat map, in pixels."""
 
 
 def report_page(reports: Sequence[RunReport], footer: str = "") -> str:
-    """One page for a run, or for several side by side."""
+    """Render the HTML page of a run, or of several runs side by side.
+
+    Args:
+        reports: Reports of the runs.
+        footer: Last line of the page.
+
+    Returns:
+        The page, which needs no other files.
+
+    Raises:
+        ValueError: If there are no reports.
+    """
     if not reports:
-        raise ValueError("a report needs at least one run")
+        raise ValueError("a report page needs at least one run, got none")
     return _rendered("report.html.jinja", reports=reports, footer=footer, several=len(reports) > 1)
 
 
 def explanation_page(explanation: Explanation, title: str, footer: str = "") -> str:
-    """Why a model says what it says of some images."""
+    """Render the HTML page of an explanation."""
     return _rendered("explanation.html.jinja", explanation=explanation, title=title, footer=footer)
 
 
@@ -63,7 +74,7 @@ def _rendered(template: str, **facts: Any) -> str:
     )
 
     def drawn(chart: Chart) -> Markup:
-        return Markup(chart.svg(PAGE))  # It escapes its texts itself.
+        return Markup(chart.svg(PAGE))  # Charts escape their texts.
 
     environment.filters |= {"chart": drawn, "picture": _picture, "heat": _heat, "times": _times}
     environment.globals |= {
@@ -85,37 +96,37 @@ def _rendered(template: str, **facts: Any) -> str:
 
 
 def _picture(image: Tensor) -> str:
-    """An image (channels, height, width) in [0, 1] as a data URI."""
+    """Return an image (C, H, W) with values in [0, 1] as a data URI."""
     return f"data:image/png;base64,{base64.b64encode(image_png(image)).decode('ascii')}"
 
 
-def _saliency(explanation: Explanation, place: int) -> str | None:
-    """The image under its Grad-CAM."""
+def _saliency(explanation: Explanation, index: int) -> str | None:
+    """Return the image overlaid with its Grad-CAM map, if there is one."""
     if explanation.saliency is None:
         return None
-    some = slice(place, place + 1)
-    return _picture(overlaid(explanation.images[some].float(), explanation.saliency[some])[0])
+    batch = slice(index, index + 1)
+    return _picture(overlaid(explanation.images[batch].float(), explanation.saliency[batch])[0])
 
 
-def _gradient(explanation: Explanation, place: int) -> str:
-    """Where more light speaks for the class (red), and where against it (blue)."""
-    return _picture(signed(explanation.gradient[place].float().mean(dim=0)))
+def _gradient(explanation: Explanation, index: int) -> str:
+    """Draw the gradient: making red pixels brighter increases the margin, blue ones reduce it."""
+    return _picture(signed(explanation.gradient[index].float().mean(dim=0)))
 
 
-def _attention(explanation: Explanation, place: int) -> list[str]:
-    """β of each branch, averaged over the groups of channels."""
-    maps = [beta[place].float().mean(dim=0) for beta in explanation.attention]
-    return [_heat(one) for one in maps if min(one.shape) > 1]
+def _attention(explanation: Explanation, index: int) -> list[str]:
+    """Return β of each branch, averaged over the groups of channels."""
+    maps = [beta[index].float().mean(dim=0) for beta in explanation.attention]
+    return [_heat(beta) for beta in maps if min(beta.shape) > 1]
 
 
 def _heat(values: Tensor) -> str:
-    """A matrix as a picture, from its least (light) to its most (dark)."""
+    """Return a matrix as a picture, from its minimum (light) to its maximum (dark)."""
     from PIL import Image
 
     low, high = float(values.min()), float(values.max())
-    even = (values.float().cpu() - low) / ((high - low) or 1.0)
+    scaled = (values.float().cpu() - low) / ((high - low) or 1.0)
     ends = torch.tensor([[0.97, 0.98, 1.0], [0.03, 0.19, 0.42]])
-    colors = ends[0] + even[..., None] * (ends[1] - ends[0])
+    colors = ends[0] + scaled[..., None] * (ends[1] - ends[0])
     picture = image_from_tensor(colors.permute(2, 0, 1))
     factor = max(1, math.ceil(HEAT_SIDE / max(picture.size)))
     picture = picture.resize(
@@ -126,26 +137,26 @@ def _heat(values: Tensor) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def _bars(explanation: Explanation, place: int) -> list[dict[str, Any]]:
-    """The terms of an image with the widths of their bars, in per cent of half a line."""
-    rows = explanation.pulls(place)
-    most = max((max(abs(pull), abs(source)) for _, pull, source in rows), default=0.0) or 1.0
+def _bars(explanation: Explanation, index: int) -> list[dict[str, Any]]:
+    """Return the terms of an image with the widths of their bars, in percent of half a line."""
+    rows = explanation.pulls(index)
+    largest = max((max(abs(pull), abs(source)) for _, pull, source in rows), default=0.0) or 1.0
 
     def rounded(value: float) -> float:
-        return 0.0 if abs(value) < ROUNDING * most else value
+        return 0.0 if abs(value) < ROUNDING * largest else value
 
     return [
         {
             "name": name,
             "pull": rounded(pull),
             "source": rounded(source),
-            "pull_width": 50 * abs(pull) / most,
-            "source_width": 50 * abs(source) / most,
+            "pull_width": 50 * abs(pull) / largest,
+            "source_width": 50 * abs(source) / largest,
         }
         for name, pull, source in rows
     ]
 
 
 def _times(value: float | None, digits: int = 3) -> str:
-    """A number with a real minus; empty where there is none."""
+    """Format a number with a typographic minus sign; empty for None."""
     return "" if value is None else f"{value:.{digits}g}".replace("-", "−")

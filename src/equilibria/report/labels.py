@@ -1,4 +1,4 @@
-"""How measures are called and written for people."""
+"""Labels and formats of measures."""
 
 from __future__ import annotations
 
@@ -20,43 +20,54 @@ FIGURES: dict[str, tuple[str, str]] = {
     "interval": ("95 % interval, ±", ".2%"),
     "psnr": ("PSNR, mean (dB)", ".2f"),
     "median_psnr": ("PSNR, median (dB)", ".2f"),
-    "measured_psnr": ("PSNR of what was measured, median (dB)", ".2f"),
+    "measured_psnr": ("PSNR of measurements, median (dB)", ".2f"),
 }
-"""Of an evaluation; others are called by their own name."""
+"""Label and format by key of an evaluation; other keys are labelled by their name."""
 
 
 def figure_rows(figures: Mapping[str, float | None]) -> list[tuple[str, str]]:
-    """The measures of an evaluation as (label, value).
+    """Return the measures of an evaluation as (label, value).
 
     Examples:
         >>> from equilibria.report.labels import figure_rows
         >>> figure_rows({"accuracy": 0.98, "loss": 0.1})
         [('Accuracy', '98.00%'), ('Loss', '0.1')]
     """
-    usual = {name: (name.replace("_", " ").capitalize(), ".4g") for name in figures} | FIGURES
+    labels = {name: (name.replace("_", " ").capitalize(), ".4g") for name in figures} | FIGURES
     return [
-        (usual[name][0], "" if value is None else format(value, usual[name][1]))
+        (labels[name][0], "" if value is None else format(value, labels[name][1]))
         for name, value in figures.items()
     ]
 
 
 def certificate_rows(
-    found: Certificate, true: Sequence[int | None] | None = None
+    certificate: Certificate, true: Sequence[int | None] | None = None
 ) -> list[tuple[str, str]]:
-    """What is certain of a batch, as (label, value), empty where nothing is known.
+    """Return measures of the certificates of a batch as (label, value); unknown values are empty.
 
-    true: the classes, where they are known.
+    Args:
+        certificate: Certificates of a batch.
+        true: True classes, None where unknown.
 
     Examples:
-        >>> found = eq.certify(eq.load("digits-certified"), eq.data.load_digits().test.images[:2])
+        >>> images = eq.data.load_digits().test.images[:2]
+        >>> certificate = eq.certify(eq.load("digits-certified"), images)
         >>> from equilibria.report.labels import certificate_rows
-        >>> certificate_rows(found)[0]
+        >>> certificate_rows(certificate)[0]
         ('Class certified', '100.00% (2 of 2)')
     """
-    count, gains = len(found), found.gains()
-    certain = int(found.certified_class.sum())
-    pairs = zip(found.certified_class.tolist(), found.prediction.tolist(), true or [], strict=False)
-    right = [sure and said == label for sure, said, label in pairs if label is not None]
+    count, gains = len(certificate), certificate.gains()
+    certified = int(certificate.certified_class.sum())
+    right = [
+        is_certified and predicted == label
+        for is_certified, predicted, label in zip(
+            certificate.certified_class.tolist(),
+            certificate.prediction.tolist(),
+            true or [],
+            strict=False,
+        )
+        if label is not None
+    ]
 
     def median(values: Tensor) -> str:
         return known(float(values.median()))
@@ -65,48 +76,53 @@ def certificate_rows(
         return format(value, form) if math.isfinite(value) else ""
 
     return [
-        ("Class certified", f"{certain / count:.2%} ({certain} of {count})"),
+        ("Class certified", f"{certified / count:.2%} ({certified} of {count})"),
         ("Certified and right", f"{sum(right) / len(right):.2%}" if right else ""),
-        ("Unique equilibrium", f"{float(found.unique.double().mean()):.1%}"),
-        ("Contraction q, largest", known(float(found.contraction.max()), ".4g")),
-        ("Residual ‖T(y) − y‖, median", median(found.residual)),
-        ("Error by contraction, median", median(found.contraction_error)),
-        ("Error by convexity, median", median(found.convexity_error)),
+        ("Unique equilibrium", f"{float(certificate.unique.double().mean()):.1%}"),
+        ("Contraction q, largest", known(float(certificate.contraction.max()), ".4g")),
+        ("Residual ‖T(y) − y‖, median", median(certificate.residual)),
+        ("Error by contraction, median", median(certificate.contraction_error)),
+        ("Error by convexity, median", median(certificate.convexity_error)),
         *(
             (f"Radius, {name}, median", f"{median(radii)} (× {gains.get(name, 1):.2f})")
-            for name, radii in found.radii.items()
+            for name, radii in certificate.radii.items()
         ),
-        *((name.replace("_", " ").capitalize(), median(v)) for name, v in found.checks.items()),
+        *(
+            (name.replace("_", " ").capitalize(), median(v))
+            for name, v in certificate.checks.items()
+        ),
     ]
 
 
-def certificate_reasons(found: Certificate) -> list[str]:
-    """Why there are no certificates, or no radii, with how often.
+def certificate_reasons(certificate: Certificate) -> list[str]:
+    """Return the reasons for missing certificates or radii, with their frequencies.
 
     Examples:
-        >>> found = eq.certify(eq.load("digits-certified"), eq.data.load_digits().test.images[:2])
+        >>> images = eq.data.load_digits().test.images[:2]
+        >>> certificate = eq.certify(eq.load("digits-certified"), images)
         >>> from equilibria.report.labels import certificate_reasons
-        >>> certificate_reasons(found)  # both have a certificate
+        >>> certificate_reasons(certificate)  # both have a certificate
         []
     """
-    counted = Counter(filter(None, found.reasons)).most_common()
-    return [f"{times} of {len(found)}: {reason}" for reason, times in counted]
+    counted = Counter(filter(None, certificate.reasons)).most_common()
+    return [f"{times} of {len(certificate)}: {reason}" for reason, times in counted]
 
 
-def nearest_rival(found: Certificate, place: int) -> tuple[float, float] | None:
-    """The smallest margin of an image to another class, and how far it may be off.
+def nearest_rival(certificate: Certificate, index: int) -> tuple[float, float] | None:
+    """Return the smallest margin of an image to another class, and the bound on its error.
 
     Examples:
-        >>> found = eq.certify(eq.load("digits-certified"), eq.data.load_digits().test.images[:1])
+        >>> images = eq.data.load_digits().test.images[:1]
+        >>> certificate = eq.certify(eq.load("digits-certified"), images)
         >>> from equilibria.report.labels import nearest_rival
-        >>> margin, error = nearest_rival(found, 0)
+        >>> margin, error = nearest_rival(certificate, 0)
         >>> margin > error
         True
     """
-    said = int(found.prediction[place])
-    if said < 0 or found.margin.shape[1] < 2:
+    predicted = int(certificate.prediction[index])
+    if predicted < 0 or certificate.margin.shape[1] < 2:
         return None
-    rivals = torch.arange(found.margin.shape[1]) != said
-    margins = found.margin[place].cpu()[rivals]
+    rivals = torch.arange(certificate.margin.shape[1]) != predicted
+    margins = certificate.margin[index].cpu()[rivals]
     nearest = int(margins.argmin())
-    return float(margins[nearest]), float(found.margin_error[place].cpu()[rivals][nearest])
+    return float(margins[nearest]), float(certificate.margin_error[index].cpu()[rivals][nearest])

@@ -1,6 +1,6 @@
-"""The report of a run: what it minimizes, how it did, what is certain, and examples.
+"""The report of a run: formulas, test results, certificates, and examples.
 
-The page itself is made by `html.py` of the templates beside it.
+`html.py` renders the page from the templates in this folder.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ from equilibria.training import EpochMetrics
 from equilibria.training.experiment import Experiment
 
 UNKNOWN = "not known"
-LOOKED_AT, CERTIFIED, FOLLOWED, ATTACKED = 360, 64, 64, 100
-"""Test images: that examples are chosen of, that are certified, whose solves are followed, and that
-are attacked."""
-NUMBERS = 2**23
-"""In the states of the images that are looked at: of large models there are fewer of them."""
-CERTIFIED_AT_ONCE = 32
+CANDIDATES, CERTIFIED, FOLLOWED, ATTACKED = 360, 64, 64, 100
+"""Largest number of test images for the choice of examples, for certification, for recorded solves,
+and for attacks."""
+MAX_STATE_NUMBERS = 2**23
+"""Largest number of values in the states of these images; it limits their number for large
+models."""
+CERTIFIED_PER_BATCH = 32
 EXAMPLES, MISTAKES = 9, 4
+"""Number of example images, and of misclassified images among them."""
 MAIN_ROWS = ("Class certified", "Certified and right", "Radius")
-"""Beginnings of the labels of certificates that are not folded away."""
-DISTANCE = 1.0
-"""Up to which robustness is measured, in L2, for images of up to a thousand numbers."""
+"""Prefixes of the labels of certificate rows that are always visible."""
+MAX_DISTANCE = 1.0
+"""Largest L2 distance of attacks on images of up to 1000 values; it grows as √values beyond."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Certified:
     certificate: Certificate
     labels: Tensor
     can_gain: bool = False
-    """Whether `refine` would give larger radii."""
+    """Whether `refine=True` can give larger radii."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -69,24 +71,24 @@ class Certified:
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """Classes and radii, as (label, value)."""
+        """Certified classes and radii, as (label, value)."""
         return [row for row in self._all_rows() if row[0].startswith(MAIN_ROWS)]
 
     @property
     def details(self) -> list[tuple[str, str]]:
-        """The numbers behind them, as (label, value)."""
+        """All other measures of the certificates, as (label, value)."""
         return [row for row in self._all_rows() if not row[0].startswith(MAIN_ROWS)]
 
     def _all_rows(self) -> list[tuple[str, str]]:
         return certificate_rows(self.certificate, self.labels.tolist())
 
     def curve(self, norm: str = "l2", numbers: int = 1) -> tuple[tuple[float, float], ...]:
-        """The share of images that are right for certain, over the distance."""
+        """Return certified accuracy over the distance, for images of `numbers` values."""
         right = self.certificate.prediction.cpu() == self.labels.cpu()
         return certified_curve(norm, self.certificate.radius, right, numbers)
 
-    def under(self, curves: RobustnessCurves, numbers: int) -> RobustnessCurves:
-        """The curves of attacks with this one, or with why there is none."""
+    def added_to(self, curves: RobustnessCurves, numbers: int) -> RobustnessCurves:
+        """Return robustness curves with certified accuracy, or the reason for its absence."""
         if not bool(self.certificate.radius.any()):
             reasons = Counter(self.certificate.reasons).most_common(1)
             return replace(curves, why_not_certified=reasons[0][0])
@@ -95,7 +97,23 @@ class Certified:
 
 @dataclass(frozen=True)
 class RunReport:
-    """Everything that the page shows of a run; what does not apply to it is None or empty."""
+    """Contents of a report page; parts that do not apply to the run are None or empty.
+
+    Attributes:
+        name: Name of the run.
+        model_name: Name of the model.
+        data_name: Name of the data set.
+        class_names: Names of the classes.
+        parameters: Number of trainable parameters.
+        evaluation: Evaluation on the test images.
+        history: Metrics of the epochs.
+        unit: Name of the samples that the evaluation counts, in the singular.
+        calibration: Accuracy by confidence.
+        explanation: Explanation of some test images.
+        certified: Certificates of some test images.
+        robustness: Accuracy under attack.
+        left_out: Parts that were not measured, as "part: command that measures it".
+    """
 
     name: str
     model_name: str
@@ -105,29 +123,26 @@ class RunReport:
     evaluation: Evaluation
     history: Sequence[EpochMetrics]
     unit: str = "test image"
-    """Name of the samples that the evaluation counts, in the singular."""
     calibration: Calibration | None = None
     explanation: Explanation | None = None
-    """Of some test images."""
     certified: Certified | None = None
     robustness: RobustnessCurves | None = None
     left_out: Sequence[str] = ()
-    """What was not measured, and how to get it."""
 
     @property
     def confusion(self) -> list[list[int]]:
         """Confusion matrix as nested lists; empty without one."""
-        found = self.evaluation.counts.get("confusion")
-        return [] if found is None else found.tolist()
+        confusion = self.evaluation.counts.get("confusion")
+        return [] if confusion is None else confusion.tolist()
 
     @property
     def wrong(self) -> int:
-        """Number of test images, or of their pixels, that are classified wrongly."""
+        """Number of misclassified test images, or of their pixels."""
         return self.evaluation.samples - (self.evaluation.correct or 0)
 
     @property
     def confused(self) -> list[tuple[str, str, int]]:
-        """True class, predicted class and number of images of every error, the most first."""
+        """(true class, predicted class, number of images) of errors, most frequent first."""
         pairs = [
             (count, true, predicted)
             for true, counts in enumerate(self.confusion)
@@ -144,7 +159,7 @@ class RunReport:
         return None if self.explanation is None else self.explanation.convergence
 
     def rows(self) -> list[tuple[str, str]]:
-        """The table: what, and how much."""
+        """Return the rows of the table of figures, as (label, value)."""
         evaluation, solves = self.evaluation, self.evaluation.solves
         right = f"{evaluation.correct} of {evaluation.samples}"
         rows = [
@@ -165,8 +180,8 @@ class RunReport:
         if self.convergence is not None:
             facts.append(("Contraction bound q", self.convergence.contraction, ".3f"))
             if self.convergence.objective is not None:
-                for label, place in (("first step", 0), ("equilibrium", -1)):
-                    mean = float(self.convergence.objective[place].mean())
+                for label, iteration in (("first step", 0), ("equilibrium", -1)):
+                    mean = float(self.convergence.objective[iteration].mean())
                     facts.append((f"Hidden objective, {label}", mean, ",.2f"))
         if self.calibration is not None:
             facts.append(("Expected calibration error", self.calibration.error, ".3f"))
@@ -178,23 +193,27 @@ class RunReport:
         if self.history:
             seconds = sum(metrics.seconds for metrics in self.history)
             facts.append(("Training time", f"{seconds:,.1f} s", ""))
-        return rows + [(what, UNKNOWN if v is None else format(v, form)) for what, v, form in facts]
+        return rows + [
+            (label, UNKNOWN if v is None else format(v, form)) for label, v, form in facts
+        ]
 
 
 def certified_images(
     model: nn.Module, images: Tensor, labels: Tensor, *, refine: bool = False
 ) -> Certified:
-    """Certificates, some images at a time."""
-    by = certifier(model, tuple(images.shape[1:]))
-    parts = torch.split(images, CERTIFIED_AT_ONCE)
-    found = Certificate.join([by(part, refine=refine) for part in parts])
-    return Certified(found, labels.cpu(), can_gain=by.can_refine and not refine)
+    """Certify images in batches of `CERTIFIED_PER_BATCH`."""
+    certify = certifier(model, tuple(images.shape[1:]))
+    parts = torch.split(images, CERTIFIED_PER_BATCH)
+    certificate = Certificate.join([certify(part, refine=refine) for part in parts])
+    return Certified(certificate, labels.cpu(), can_gain=certify.can_refine and not refine)
 
 
 def with_certified(
     model: nn.Module, images: Tensor, labels: Tensor, curves: RobustnessCurves
 ) -> RobustnessCurves:
-    """The curves with what is certain of the same images, or why nothing is.
+    """Return robustness curves with the certified accuracy on the same images.
+
+    If nothing can be certified, `why_not_certified` gives the reason.
 
     Examples:
         >>> model, digits = eq.load("digits-certified"), eq.data.load_digits().test
@@ -209,7 +228,7 @@ def with_certified(
         certified = certified_images(model, images, labels)
     except NoCertificateError as error:
         return replace(curves, why_not_certified=str(error))
-    return certified.under(curves, images[0].numel())
+    return certified.added_to(curves, images[0].numel())
 
 
 def run_report(
@@ -231,12 +250,12 @@ def run_report(
         name: Name of the run, which the page shows.
         evaluation: Evaluation on all test images; computed if not given.
         robustness: Accuracy under attack as `equilibria attack --curve` has measured it.
-        quick: Take seconds; otherwise look at more images, and measure accuracy under attack.
-        refine: Also compute radii by activation patterns (see `certify`).
+        quick: Finish in seconds. Otherwise use more images, and measure accuracy under attack.
+        refine: Also compute radii from activation patterns (see `certify`).
         on_step: Called with a description of each step before it starts.
 
     Returns:
-        The report; what does not apply to the model is None or empty.
+        The report; parts that do not apply to the model are None or empty.
 
     Examples:
         >>> from equilibria.training.experiment import trained
@@ -268,13 +287,15 @@ def run_report(
     values = bare.evaluation.values
     bare = replace(bare, calibration=calibration(values["confidence"], values["correct"]))
     with warnings.catch_warnings(), experiment.solving():
-        # What the page says of solves that failed is in its figures.
+        # The figures of the page report failed solves.
         warnings.simplefilter("ignore")
-        return _Looking(experiment, model, data, quick, refine, on_step).filled(bare, robustness)
+        return _Measurements(experiment, model, data, quick, refine, on_step).add_to(
+            bare, robustness
+        )
 
 
 def _with_confusion(experiment: Experiment, evaluation: Evaluation) -> Evaluation:
-    """Of a task that does not say which classes are confused, such as adversarial training."""
+    """Add a confusion matrix to the evaluation of a task without one, as adversarial training."""
     batches = Batches(experiment.test, experiment.recipe.training.evaluation_batch_size)
     with experiment.solving():
         plain = Classification().evaluate(experiment.model, batches)
@@ -282,7 +303,7 @@ def _with_confusion(experiment: Experiment, evaluation: Evaluation) -> Evaluatio
 
 
 @dataclass(frozen=True)
-class _Looking:
+class _Measurements:
     experiment: Experiment
     model: nn.Module
     data: DataSet
@@ -290,11 +311,11 @@ class _Looking:
     refine: bool
     on_step: Callable[[str], object]
 
-    def filled(self, report: RunReport, robustness: RobustnessCurves | None) -> RunReport:
+    def add_to(self, report: RunReport, robustness: RobustnessCurves | None) -> RunReport:
         device = next(self.model.parameters()).device
         first, _ = self.experiment.some_test_images(1)
-        most = affordable(self.model, first.to(device), NUMBERS)
-        images, labels = self.experiment.some_test_images(min(LOOKED_AT, max(EXAMPLES, most)))
+        most = affordable(self.model, first.to(device), MAX_STATE_NUMBERS)
+        images, labels = self.experiment.some_test_images(min(CANDIDATES, max(EXAMPLES, most)))
         images, labels = images.to(device), labels.to(device)
         left_out = []
         command = f"equilibria report {report.name}".rstrip()
@@ -305,7 +326,7 @@ class _Looking:
         certified = explanation = None
         if isinstance(self.model, EquilibriumClassifier):
             chosen = self._examples(images, labels)
-            count = min(most, len(images), CERTIFIED if self.quick else LOOKED_AT)
+            count = min(most, len(images), CERTIFIED if self.quick else CANDIDATES)
             self.on_step(f"certifying {count} test images")
             certified = certified_images(
                 self.model, images[:count], labels[:count], refine=self.refine
@@ -319,9 +340,9 @@ class _Looking:
             )
             explanation = replace(explanation, truths=tuple(labels[chosen].tolist()))
             if certified.can_gain and certified.certificate.certified_class.any():
-                left_out.append(f"larger radii, by activation patterns: {command} --refine")
+                left_out.append(f"larger radii, from activation patterns: {command} --refine")
         if robustness is not None and certified is not None and not robustness.certified:
-            robustness = certified.under(robustness, first[0].numel())
+            robustness = certified.added_to(robustness, first[0].numel())
         return replace(
             report,
             explanation=explanation,
@@ -331,51 +352,63 @@ class _Looking:
         )
 
     def _robustness(self, images: Tensor, labels: Tensor) -> RobustnessCurves:
-        eps = DISTANCE * max(1.0, images[0].numel() / 1000) ** 0.5
+        eps = MAX_DISTANCE * max(1.0, images[0].numel() / 1000) ** 0.5
         methods = get_args(AttackMethod)
 
-        def tell(method: str) -> None:
+        def announce(method: str) -> None:
             self.on_step(f"attacking {len(images)} test images by {method}")
 
-        tell(methods[0])
+        announce(methods[0])
         return measure_robustness(
             self.model,
             images,
             labels[: len(images)],
             AttackSettings(eps=eps),
             methods=methods,
-            on_measured=tell,
+            on_measured=announce,
         )
 
     @torch.no_grad()
     def _examples(self, images: Tensor, labels: Tensor) -> Tensor:
-        said = torch.cat(
-            [predicted_classes(self.model(part)) for part in torch.split(images, CERTIFIED_AT_ONCE)]
+        predictions = torch.cat(
+            [
+                predicted_classes(self.model(part))
+                for part in torch.split(images, CERTIFIED_PER_BATCH)
+            ]
         )
-        return choose_examples(labels.cpu(), said.cpu()).to(images.device)
+        return choose_examples(labels.cpu(), predictions.cpu()).to(images.device)
 
 
 def choose_examples(
     labels: Tensor, predictions: Tensor, *, count: int = EXAMPLES, mistakes: int = MISTAKES
 ) -> Tensor:
-    """Return indices of mistakes, at most `mistakes`, then of correct predictions class by class.
+    """Choose example images: at most `mistakes` errors, then correct ones spread over the classes.
 
-    There are more mistakes only if there are too few correct predictions.
+    There are more errors only if there are too few correct predictions.
+
+    Args:
+        labels: True classes, shape (B,).
+        predictions: Predicted classes, shape (B,).
+        count: Number of examples.
+        mistakes: Largest number of errors among them.
+
+    Returns:
+        Indices of the examples, the errors first.
 
     Examples:
-        >>> labels, said = torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 1, 0])
+        >>> labels, predictions = torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 1, 0])
         >>> from equilibria.report.page import choose_examples
-        >>> choose_examples(labels, said, count=3, mistakes=1)
+        >>> choose_examples(labels, predictions, count=3, mistakes=1)
         tensor([2, 0, 1])
     """
     right = predictions == labels
-    # The first of every class, then the second of every class, and so on.
-    seen: dict[int, int] = {}
+    # The first image of every class, then the second of every class, and so on.
+    ranks: dict[int, int] = {}
     keyed = []
     for index in right.nonzero().squeeze(1).tolist():
         label = int(labels[index])
-        seen[label] = seen.get(label, 0) + 1
-        keyed.append((seen[label], label, index))
+        ranks[label] = ranks.get(label, 0) + 1
+        keyed.append((ranks[label], label, index))
     wrong = (~right).nonzero().squeeze(1).tolist()[: max(mistakes, count - len(keyed))]
     chosen = wrong + [index for _, _, index in sorted(keyed)][: count - len(wrong)]
     return torch.tensor(chosen, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Sheets of restored images: what was measured, what was made of it, and how the solve went."""
+"""Sheets of restored images: measurement, restoration, and objective along the solve."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from equilibria.report.style import (
 from equilibria.restoration import Restored
 
 SHOWN = 256
-"""Side in pixels of the middle of a photograph that a sheet shows."""
+"""Largest side, in pixels, of the central crop of a photograph in its sheet."""
 LEAST_SIDE = 160
-"""Longer side in pixels of an image in the sheet of a file. Of a large image the middle is shown,
-because noise cannot be seen in a reduced picture."""
+"""Smallest longer side, in pixels, of an image in the sheet of a file. Large images are cropped to
+their center, because noise is invisible in a reduced image."""
 SHEET_WIDTH = 4.8
 """Width of the sheet of a photograph, in inches."""
 COLUMNS = 10
@@ -32,15 +32,15 @@ COLUMNS = 10
 
 
 def photo_sheet(name: str, restored: Restored, variation: Tensor | None = None) -> bytes:
-    """Draw a photograph before and after, and the objective along the solve, as PNG.
+    """Draw a photograph before and after restoration, and the objective along the solve, as PNG.
 
-    The objective need not fall in every iteration, because Anderson's method minimizes the
+    The objective need not decrease in every iteration, because Anderson's method minimizes the
     residual. The line is the lowest value so far; the dots are the values of the iterates.
 
     Args:
         name: Name of the file.
-        restored: What a restorer with a trace returned, for one image.
-        variation: The picture of total variation, to compare with.
+        restored: Result of a restorer with a trace, for one image.
+        variation: Restoration by total variation, for comparison.
 
     Examples:
         >>> problem = eq.restoration.Denoising(noise=0.1).corrupt(torch.rand(1, 1, 16, 16))
@@ -54,19 +54,19 @@ def photo_sheet(name: str, restored: Restored, variation: Tensor | None = None) 
         "total variation": variation,
         "restored": restored.images,
     }
-    shown = {title: some for title, some in pictures.items() if some is not None}
+    shown = {title: batch for title, batch in pictures.items() if batch is not None}
     with drawing():
         from matplotlib.figure import Figure
 
-        middles = {title: _middle(images[0], SHOWN) for title, images in shown.items()}
+        crops = {title: _center(images[0], SHOWN) for title, images in shown.items()}
         height, width = restored.images.shape[2:]
         # Two columns, with large type: the sheet is legible at the width of a phone.
         row = SHEET_WIDTH / 2 * min(max(height / width, 0.7), 1.5) + 0.35
         figure: Any = Figure(figsize=(SHEET_WIDTH, 2 * row + 0.45), layout="constrained")
         grid = figure.add_gridspec(2, 2)
-        for place, (title, middle) in enumerate(middles.items()):
-            axis = figure.add_subplot(grid[divmod(place, 2)])
-            image = middle.clamp(0, 1).permute(1, 2, 0)
+        for index, (title, crop) in enumerate(crops.items()):
+            axis = figure.add_subplot(grid[divmod(index, 2)])
+            image = crop.clamp(0, 1).permute(1, 2, 0)
             gray = {"cmap": "gray", "vmin": 0, "vmax": 1} if image.shape[2] == 1 else {}
             pixels = (image.squeeze(2) if gray else image).numpy()
             axis.imshow(pixels, interpolation="nearest", **gray)
@@ -80,8 +80,8 @@ def photo_sheet(name: str, restored: Restored, variation: Tensor | None = None) 
             curve.plot(values.numpy(), color=LIGHT.second, label="each iteration", **dots)
             curve.legend(frameon=False)
         weight = "" if restored.strength in (None, 1) else f", λ = {restored.strength:.3g}"
-        where = " (middle)" if restored.traces_tile else ""
-        curve.set_title(f"objective{where}{weight}")
+        part = " (center)" if restored.traces_tile else ""
+        curve.set_title(f"objective{part}{weight}")
         count_along(curve, "iteration")
         dress_axes(curve)
         figure.suptitle(wrapped(f"{name}: {restored.statement}", 64), fontsize=TEXT)
@@ -91,12 +91,12 @@ def photo_sheet(name: str, restored: Restored, variation: Tensor | None = None) 
 def columns_sheet(
     name: str, images: Mapping[str, Tensor], ratios: Mapping[str, float | None]
 ) -> bytes:
-    """Draw versions of one image (C, H, W) beside each other, with the PSNR of each, as PNG."""
-    columns = {title: _middle(image, MOST_SIDE) for title, image in images.items()}
+    """Draw versions of one image (C, H, W) side by side, with the PSNR of each, as PNG."""
+    columns = {title: _center(image, MOST_SIDE) for title, image in images.items()}
     notes = [decibels(ratios[title]) for title in columns]
     row = SheetRow("", torch.stack([*columns.values()]), notes)
     is_cut = max(max(image.shape[1:]) for image in images.values()) > MOST_SIDE
-    heading = f"{name}, its middle" if is_cut else name
+    heading = f"{name} (center)" if is_cut else name
     return Sheet([row], [*columns], heading, least_side=LEAST_SIDE).png()
 
 
@@ -109,10 +109,10 @@ def rows_sheet(
     """Draw the first of several images in rows: the originals, then each version, as PNG."""
     first = originals[:COLUMNS]
     rows = [SheetRow("original", first)]
-    rows += [compared(label, some, first) for label, some in images.items() if some is not None]
+    rows += [compared(label, batch, first) for label, batch in images.items() if batch is not None]
     return Sheet(rows, titles, heading).png()
 
 
-def _middle(image: Tensor, side: int) -> Tensor:
+def _center(image: Tensor, side: int) -> Tensor:
     top, left = (max(0, size - side) // 2 for size in image.shape[1:])
     return image[:, top : top + side, left : left + side]

@@ -1,4 +1,4 @@
-"""Where an image speaks for a class: Grad-CAM, of the feature that the head of a model sees.
+"""Saliency maps: Grad-CAM of the input of a model's head, and gradients in the image.
 
 Selvaraju et al., "Grad-CAM: Visual Explanations from Deep Networks via Gradient-based
 Localization", ICCV 2017.
@@ -13,16 +13,26 @@ from torch.nn import functional as F
 from equilibria.models import EquilibriumClassifier
 
 SHADE = 0.55
-"""The share of the map in an overlaid image."""
+"""Opacity of the map in an overlaid image."""
 
 
 def grad_cam(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:
-    """ReLU(Σ_k α_k z_k), α_k the mean over the map of ∂(logit of a class)/∂z_k; (samples, h, w).
+    """Compute Grad-CAM maps of the feature at the equilibrium.
 
-    z is the feature at the equilibrium, z_k a channel of it. The equilibrium is not differentiated:
-    the head alone is between the feature and the logits.
+    The map is ReLU(Σ_k α_k z_k), where z_k is a channel of the feature and α_k the mean over the
+    map of ∂(logit of a class)/∂z_k. Only the head is differentiated, not the equilibrium.
 
-    classes: one a sample; by default the one with the largest logit.
+    Args:
+        model: Classifier with an equilibrium layer.
+        images: Batch of images, shape (B, C, H, W).
+        classes: Class of each sample, shape (B,); by default the one with the largest logit.
+
+    Returns:
+        One map per image, shape (B, H', W'), in the resolution of the feature.
+
+    Raises:
+        TypeError: If the model is not an equilibrium classifier.
+        ValueError: If its feature is not a map (B, K, H', W').
 
     Examples:
         >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
@@ -31,8 +41,8 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor | None = None) ->
     """
     if not isinstance(model, EquilibriumClassifier):
         raise TypeError(
-            f"{type(model).__name__} has no feature at an equilibrium: Grad-CAM here takes an "
-            "equilibrium classifier, as `eq.create_model` makes them"
+            f"{type(model).__name__} has no equilibrium layer; Grad-CAM needs a classifier made by "
+            "`eq.create_model`"
         )
     was_training = model.training
     model.eval()
@@ -43,46 +53,53 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor | None = None) ->
             feature = feature.detach().requires_grad_()
             logits = model.head(feature)
             chosen = logits.argmax(dim=1) if classes is None else classes.to(logits.device)
-            said = logits.gather(1, chosen[:, None]).sum()
-            (gradient,) = torch.autograd.grad(said, feature)
+            score = logits.gather(1, chosen[:, None]).sum()
+            (gradient,) = torch.autograd.grad(score, feature)
     finally:
         model.train(was_training)
     if feature.dim() != 4:
-        raise ValueError("Grad-CAM needs a feature that is a map (batch, channels, height, width)")
+        raise ValueError(
+            "Grad-CAM needs a feature of shape (batch, channels, height, width), "
+            f"got {tuple(feature.shape)}"
+        )
     weights = gradient.mean(dim=(2, 3), keepdim=True)
     return (weights * feature).sum(dim=1).relu().detach()
 
 
 def input_gradient(model: nn.Module, images: Tensor, classes: Tensor, rivals: Tensor) -> Tensor:
-    """∂(w_k − w_j)/∂image, through the equilibrium; k of `classes` and j of `rivals`, a sample.
+    """Compute ∂(w_k − w_j)/∂image through the equilibrium, by the gradient rule of the model.
 
-    As exact as the model's gradient rule is.
+    Args:
+        model: Classifier.
+        images: Batch of images, shape (B, C, H, W).
+        classes: Class k of each sample, shape (B,).
+        rivals: Class j of each sample, shape (B,).
     """
     with torch.enable_grad():
         leaf = images.detach().clone().requires_grad_()
         logits = model(leaf)
-        of, over = (logits.gather(1, one[:, None]).sum() for one in (classes, rivals))
-        (gradient,) = torch.autograd.grad(of - over, leaf)
+        first, second = (logits.gather(1, k[:, None]).sum() for k in (classes, rivals))
+        (gradient,) = torch.autograd.grad(first - second, leaf)
     return gradient
 
 
 def signed(values: Tensor) -> Tensor:
-    """Maps (…, h, w) as colored ones (…, 3, h, w): blue below zero, white at it, red above."""
-    most = values.abs().amax(dim=(-2, -1), keepdim=True)
-    even = values / most.where(most > 0, 1)
+    """Color maps (…, H, W) as (…, 3, H, W): blue for negative, white for zero, red for positive."""
+    largest = values.abs().amax(dim=(-2, -1), keepdim=True)
+    scaled = values / largest.where(largest > 0, 1)
     ends = torch.tensor([[0.02, 0.44, 0.69], [0.82, 0.26, 0.12]], dtype=values.dtype)
-    red = even.clamp_min(0)[..., None, :, :] * (1 - ends[1])[:, None, None]
-    blue = (-even).clamp_min(0)[..., None, :, :] * (1 - ends[0])[:, None, None]
+    red = scaled.clamp_min(0)[..., None, :, :] * (1 - ends[1])[:, None, None]
+    blue = (-scaled).clamp_min(0)[..., None, :, :] * (1 - ends[0])[:, None, None]
     return 1 - red - blue
 
 
 def overlaid(images: Tensor, maps: Tensor) -> Tensor:
-    """Images, in color, under their maps: each map from its own zero (blue) to its most (red)."""
+    """Overlay images with their maps, each colored from zero (blue) to its maximum (red)."""
     from matplotlib import colormaps
 
-    most = maps.amax(dim=(1, 2), keepdim=True)
-    even = torch.where(most > 0, maps / most.where(most > 0, 1), 0)
+    largest = maps.amax(dim=(1, 2), keepdim=True)
+    scaled = torch.where(largest > 0, maps / largest.where(largest > 0, 1), 0)
     size = images.shape[2:]
-    even = F.interpolate(even[:, None], size, mode="bilinear", align_corners=False)[:, 0]
-    shades = torch.from_numpy(colormaps["turbo"](even.cpu().numpy())[..., :3]).permute(0, 3, 1, 2)
+    scaled = F.interpolate(scaled[:, None], size, mode="bilinear", align_corners=False)[:, 0]
+    shades = torch.from_numpy(colormaps["turbo"](scaled.cpu().numpy())[..., :3]).permute(0, 3, 1, 2)
     return (1 - SHADE) * images.expand(-1, 3, -1, -1) + SHADE * shades.to(images)

@@ -1,4 +1,4 @@
-"""Segmentations: test images beside their truth, and what a model sees in image files, as PNG."""
+"""Segmentations as PNG: predictions for test images beside the truth, and for image files."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ FIRST_COLORS = (
 )
 PANELS = ("image", "truth", "prediction", "errors")
 PANEL_WIDTH = 2.6
-"""In inches."""
+"""Width of a panel of a test image, in inches."""
 LARGE_PANEL = 4.2
-"""The side of a square panel of a prediction, in inches."""
+"""Side of a square panel of an image file, in inches."""
 DARKEST = 0.3
-"""The gray of black, below its classes."""
+"""Gray value that black has below the colors of classes."""
 LONGEST_SIDE = 1024
-"""Of a drawn segmentation, in pixels; larger images are drawn smaller."""
+"""Longest side of a drawn segmentation, in pixels; larger images are reduced."""
 
 
 @dataclass(frozen=True)
 class PixelPrediction:
-    """One image, class by class."""
+    """Classes of the pixels of one image file."""
 
     file: str
     drawn: str
-    """The picture of it."""
+    """File of the picture."""
     classes: dict[str, float]
-    """Those that were found, with their share of the pixels, the largest first; none where the
-    model has no answer."""
+    """Shares of the predicted classes in the pixels, the largest first; empty if the logits are not
+    finite."""
     confidence: float
-    """The mean over the pixels."""
+    """Mean over the pixels."""
     iterations: int | None
-    """None for a model without an equilibrium, as is `converged`."""
+    """None for a model without an equilibrium, as `converged`."""
     converged: bool | None
 
 
@@ -79,11 +79,18 @@ def segmentation_png(
     ignore_index: int = 255,
     opacity: float = 0.65,
 ) -> bytes:
-    """A row for each image: itself, its true classes, the predicted ones, and where they differ.
+    """Draw images, true classes, predicted classes, and errors, one row per image, as PNG.
 
-    images: `(samples, 1 or 3, height, width)` with values in [0, 1], not normalized.
-    labels, predictions: classes of the pixels, `(samples, height, width)`.
-    opacity: of the classes over the image, which is gray below them.
+    Args:
+        images: Images with values in [0, 1], not normalized, shape (B, 1 or 3, H, W).
+        labels: True classes of the pixels, shape (B, H, W).
+        predictions: Predicted classes of the pixels, shape (B, H, W).
+        class_names: Names of the classes.
+        ignore_index: Label of pixels without a class.
+        opacity: Opacity of the classes over the gray image, in [0, 1].
+
+    Raises:
+        ValueError: If shapes do not match, or `opacity` is not in [0, 1].
 
     Examples:
         >>> images, labels = torch.rand(1, 3, 8, 8), torch.zeros(1, 8, 8, dtype=torch.long)
@@ -94,30 +101,31 @@ def segmentation_png(
     shape = (len(images), *images.shape[2:])
     if images.dim() != 4 or images.shape[1] not in (1, 3) or len(images) == 0:
         raise ValueError(
-            "expected images of shape (samples, 1 or 3, height, width), at least one, "
-            f"not {tuple(images.shape)}"
+            "images must have shape (B, 1 or 3, H, W) with B of at least 1, got "
+            f"{tuple(images.shape)}"
         )
     if labels.shape != shape or predictions.shape != shape:
         raise ValueError(
-            f"expected labels and predictions of shape {shape}, not {tuple(labels.shape)} and "
+            f"labels and predictions must have shape {shape}, got {tuple(labels.shape)} and "
             f"{tuple(predictions.shape)}"
         )
     if not 0 <= opacity <= 1:
-        raise ValueError(f"opacity must be in [0, 1], not {opacity}")
+        raise ValueError(f"opacity must be in [0, 1], got {opacity}")
     colors = distinct_colors(len(class_names))
-    truths, found = labels.cpu().long(), predictions.cpu().long()
+    truths, predicted = labels.cpu().long(), predictions.cpu().long()
     rows, notes = [], []
     shades = images.detach().cpu().float().clamp(0, 1)
-    for image, truth, seen in zip(shades, truths, found, strict=True):
+    for image, truth, prediction in zip(shades, truths, predicted, strict=True):
         pixels = image.expand(3, -1, -1).movedim(0, 2)
-        judged = truth != ignore_index
-        wrong = (truth != seen) & judged
+        is_labelled = truth != ignore_index
+        wrong = (truth != prediction) & is_labelled
         overlays = [
-            _overlay(pixels, classes, colors, opacity, ignore_index) for classes in (truth, seen)
+            _overlay(pixels, classes, colors, opacity, ignore_index)
+            for classes in (truth, prediction)
         ]
-        rows.append([pixels, *overlays, _errors(pixels, wrong, ~judged)])
-        notes.append(f"{int(wrong.sum()) / max(1, int(judged.sum())):.1%} of pixels wrong")
-    shown = sorted({*truths.flatten().tolist(), *found.flatten().tolist()} - {ignore_index})
+        rows.append([pixels, *overlays, _errors(pixels, wrong, ~is_labelled)])
+        notes.append(f"{int(wrong.sum()) / max(1, int(is_labelled.sum())):.1%} of pixels wrong")
+    shown = sorted({*truths.flatten().tolist(), *predicted.flatten().tolist()} - {ignore_index})
     legend = {class_names[index]: colors[index] for index in shown} | {"wrong": WRONG}
     if bool((truths == ignore_index).any()):
         legend["unlabelled"] = UNLABELLED
@@ -135,21 +143,33 @@ def predict_pixels(
     top: int | None = None,
     overwrite: bool = False,
 ) -> Iterator[PixelPrediction]:
-    """Segment images framed as those of training; draw what is in the frame as large as it was.
+    """Segment image files and draw the classes of their pixels.
 
-    top: so many classes are told of each image, those with most pixels; all if not set.
-    overwrite: replace drawings that are there.
+    Images are resized and cropped like the training images; the picture has the size of the cropped
+    part in the file.
+
+    Args:
+        run: Trained segmentation model.
+        files: Image files.
+        device: Device of the computation.
+        output: Folder of the pictures.
+        on_unreadable: Called with the error of a file that cannot be read, which is then skipped.
+        top: Largest number of classes in each result, those with most pixels first; None: all.
+        overwrite: Replace pictures that exist.
+
+    Yields:
+        One result per file.
     """
     names, frame = run.images.class_names, run.images.frame
     output.mkdir(parents=True, exist_ok=True)
 
-    def read(place: tuple[Path, tuple[Path, ...]]) -> tuple[Tensor, Image]:
-        image = open_image(place[0], is_gray=run.images.is_gray)
+    def read(item: tuple[Path, tuple[Path, ...]]) -> tuple[Tensor, Image]:
+        image = open_image(item[0], is_gray=run.images.is_gray)
         pixels = as_pixels(image_to_tensor(frame.apply(image)))
         return pixels[None].to(device), frame.region(image)
 
-    places = zip(files, drawn_files(files, output, "classes", overwrite=overwrite), strict=True)
-    for (path, (drawn,)), (inputs, image) in readable(places, read, on_unreadable):
+    items = zip(files, drawn_files(files, output, "classes", overwrite=overwrite), strict=True)
+    for (path, (drawn,)), (inputs, image) in readable(items, read, on_unreadable):
         scale = min(1.0, LONGEST_SIDE / max(image.size))
         height, width = (max(1, round(side * scale)) for side in (image.height, image.width))
         with solving(run.model, record=True) as record:
@@ -177,14 +197,18 @@ def predict_pixels(
 def _prediction_png(
     image: Tensor, classes: Tensor, class_names: Sequence[str], shares: Mapping[int, float]
 ) -> bytes:
-    """An image, beside it the classes of its pixels, and below them each class with its share.
+    """Draw an image beside the classes of its pixels, and a legend with the share of each class.
 
-    image: `(1 or 3, height, width)` with values in [0, 1]; classes: `(height, width)`.
+    Args:
+        image: Image with values in [0, 1], shape (1 or 3, H, W).
+        classes: Classes of the pixels, shape (H, W); −1 where there is none.
+        class_names: Names of the classes.
+        shares: Share of the pixels by class.
     """
     height, width = classes.shape
     colors = distinct_colors(len(class_names))
     pixels = image.expand(3, -1, -1).movedim(0, 2)
-    # Where the image is dark, colors would no longer look like those of the legend.
+    # Over a dark image, colors would not look like those of the legend.
     pale = DARKEST + (1 - DARKEST) * pixels
     overlay = _overlay(pale, classes, colors, opacity=0.6, ignore_index=-1)
     legend = {
@@ -192,7 +216,7 @@ def _prediction_png(
     }
     if bool((classes < 0).any()):
         legend["no answer"] = UNLABELLED
-    # Panels of one area, whatever the proportions of the image.
+    # The area of a panel does not depend on the proportions of the image.
     panel_width = LARGE_PANEL * math.sqrt(min(max(width / height, 0.2), 5.0))
     return _sheet(("image", "classes"), [[pixels, overlay]], legend, panel_width)
 
@@ -205,7 +229,7 @@ def _sheet(
     panel_width: float,
     notes: Sequence[str] = (),
 ) -> bytes:
-    """Rows of panels below their titles, a note below the last panel of each, and a legend."""
+    """Draw titled rows of panels, a note below the last panel of each row, and a legend."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Patch
@@ -219,26 +243,26 @@ def _sheet(
         facecolor=PAPER,
         layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06),
     )
-    # Small images are enlarged pixel by pixel: sharp, and a file of half the size.
+    # Small images are enlarged without smoothing: they stay sharp, and the file is half as large.
     how = "nearest" if side < panel_width * DOTS else "antialiased"
-    for place, panel in enumerate(panel for row in rows for panel in row):
-        axis = figure.add_subplot(len(rows), columns, place + 1)
+    for index, panel in enumerate(panel for row in rows for panel in row):
+        axis = figure.add_subplot(len(rows), columns, index + 1)
         axis.imshow(panel.numpy(), interpolation=how)
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
-        if place < columns:
-            axis.set_title(titles[place], color=LIGHT.ink, fontsize=TITLE)
-        if notes and place % columns == columns - 1:
-            axis.set_xlabel(notes[place // columns], color=LIGHT.ink, fontsize=SMALL)
+        if index < columns:
+            axis.set_title(titles[index], color=LIGHT.ink, fontsize=TITLE)
+        if notes and index % columns == columns - 1:
+            axis.set_xlabel(notes[index // columns], color=LIGHT.ink, fontsize=SMALL)
     patches = [Patch(color=color, label=label) for label, color in legend.items()]
     legend_below(figure, patches, in_line)
     return figure_png(figure)
 
 
 def distinct_colors(count: int) -> list[Color]:
-    """Colors that are easily told apart, none of them the red that marks errors.
+    """Return colors that are easy to distinguish, from each other and from the red of errors.
 
-    Beyond the twelve of `FIRST_COLORS`, hues a golden angle apart.
+    The first twelve are `FIRST_COLORS`; the hues of the others are spaced by the golden angle.
     """
     from colorsys import hsv_to_rgb
 
@@ -255,7 +279,7 @@ def distinct_colors(count: int) -> list[Color]:
 def _overlay(
     pixels: Tensor, classes: Tensor, colors: Sequence[Color], opacity: float, ignore_index: int
 ) -> Tensor:
-    """Over the image in gray: its own colors would be taken for those of other classes."""
+    """Color the classes over the gray image, whose own colors would be mistaken for classes."""
     unlabelled = classes == ignore_index
     color = torch.tensor(colors)[classes.masked_fill(unlabelled, 0)]
     mixed = (1 - opacity) * pixels.mean(dim=2, keepdim=True) + opacity * color
@@ -263,7 +287,7 @@ def _overlay(
 
 
 def _errors(pixels: Tensor, wrong: Tensor, unlabelled: Tensor) -> Tensor:
-    """The image, pale and gray, so that nothing but the errors has a color."""
+    """Color the errors over the image in pale gray."""
     pale = (0.6 + 0.4 * pixels.mean(dim=2, keepdim=True)).expand_as(pixels)
     pale = torch.where(unlabelled[..., None], torch.tensor(UNLABELLED), pale)
     return torch.where(wrong[..., None], torch.tensor(WRONG), pale)

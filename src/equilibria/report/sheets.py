@@ -1,4 +1,4 @@
-"""Sheets of images as PNG, with names of rows and columns, and notes below the images."""
+"""Sheets of images as PNG, with labels of rows and columns, and notes below the images."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 DOTS = 100
-"""An inch of a sheet."""
+"""Resolution of a sheet, in pixels per inch."""
 GAP = 6
-"""Pixels between images, and between them and their texts."""
+"""Gap between images, and between images and texts, in pixels."""
 LEAST_SIDE, MOST_SIDE = 72, 320
-"""Pixels of the longer side of an image in a sheet: smaller ones are drawn larger, by a whole
-factor, and larger ones smaller."""
+"""Limits of the longer side of an image in a sheet, in pixels. Smaller images are enlarged by an
+integer factor, larger ones are reduced."""
 LEAST_CELL, LEAST_WIDTH = 56, 240
-"""Pixels of a column and of a sheet, for what is written there."""
+"""Smallest width of a column and of a sheet, in pixels, which leaves room for texts."""
 LETTERS = 15
-"""In a line of a row's name."""
+"""Largest number of letters per line of a row's label."""
 
 
 @dataclass(frozen=True)
 class SheetRow:
-    """Images `(count, 1 or 3, height, width)` with values in [0, 1]; NaN is drawn gray."""
+    """Images of shape (B, 1 or 3, H, W) with values in [0, 1]; NaN is drawn gray."""
 
     label: str
     images: Tensor
     notes: Sequence[str] = ()
-    """One an image, in its order."""
+    """One text per image."""
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Rows of images. `titles` stand above the columns, `heading` above all."""
+    """Rows of images, with titles above the columns and a heading."""
 
     rows: Sequence[SheetRow]
     titles: Sequence[str] = ()
@@ -54,16 +54,17 @@ class Sheet:
         shapes = [tuple(row.images.shape) for row in self.rows]
         if not shapes or any(len(s) != 4 or 0 in s or s[1] not in (1, 3) for s in shapes):
             raise ValueError(
-                "a sheet takes batches of gray or colored images, one batch a row, at least one, "
-                f"not {', '.join(map(str, shapes)) or 'none'}"
+                "a sheet needs at least one row, and each row images of shape (B, 1 or 3, H, W); "
+                f"got {', '.join(map(str, shapes)) or 'none'}"
             )
 
     def png(self) -> bytes:
+        """Return the sheet as PNG."""
         return figure_png(self.figure(), DOTS)
 
     @drawing()
     def figure(self) -> Any:
-        """Everything is placed in pixels, so that no image is resampled."""
+        """Draw the sheet; everything is placed in whole pixels, so that no image is resampled."""
         from matplotlib.figure import Figure
 
         figure = Figure(facecolor=PAPER, dpi=DOTS)
@@ -93,17 +94,19 @@ class Sheet:
                 texts.put(title, SMALL, middle, below, "center", "bottom")
             top = below + GAP
         placed = []
-        for row, label, said in zip(pictures, labels, notes, strict=True):
+        for row, label, row_notes in zip(pictures, labels, notes, strict=True):
             height = max(picture.height for picture in row)
             texts.put(label, SMALL, left - GAP, top + height / 2, "right", "center")
             for column, picture in enumerate(row):
                 corner = left + column * (side + GAP)
                 placed.append((picture, corner + (side - picture.width) // 2, top))
-                if column < len(said):
-                    texts.put(said[column], SMALL, corner + side / 2, top + height + 2, "center")
-            line = max((texts.size(note, SMALL)[1] for note in said), default=0)
+                if column < len(row_notes):
+                    texts.put(
+                        row_notes[column], SMALL, corner + side / 2, top + height + 2, "center"
+                    )
+            line = max((texts.size(note, SMALL)[1] for note in row_notes), default=0)
             top += max(height + (line + GAP if line else 0), texts.size(label, SMALL)[1]) + GAP
-        # A little more than whole pixels: dots an inch times inches is rounded down.
+        # 0.01 pixels more, because matplotlib rounds down the product of inches and resolution.
         figure.set_size_inches((width + 0.01) / DOTS, (top + 0.01) / DOTS)
         for picture, x, y in placed:
             figure.figimage(np.asarray(picture), x, top - y - picture.height, origin="upper")
@@ -112,7 +115,7 @@ class Sheet:
 
 
 class _Texts:
-    """Texts with their places in pixels from the upper left corner."""
+    """Texts with positions in pixels from the upper left corner."""
 
     def __init__(self, figure: Any) -> None:
         self.figure = figure
@@ -120,7 +123,7 @@ class _Texts:
         self.known: dict[tuple[str, int], tuple[int, int]] = {}
 
     def size(self, text: str, points: int) -> tuple[int, int]:
-        """Width and height in pixels."""
+        """Return width and height of a text in pixels."""
         if not text:
             return 0, 0
         if (text, points) not in self.known:
@@ -151,13 +154,13 @@ class _Texts:
 
 
 def compared(label: str, images: Tensor, originals: Tensor) -> SheetRow:
-    """A row with the PSNR of each image below it, as far as there are originals."""
-    some = images[: len(originals)]
-    return SheetRow(label, some, [decibels(p) for p in picture_psnr(some, originals).tolist()])
+    """Return a row of the images that have originals, with the PSNR of each below it."""
+    shown = images[: len(originals)]
+    return SheetRow(label, shown, [decibels(p) for p in picture_psnr(shown, originals).tolist()])
 
 
 def decibels(ratio: float | None) -> str:
-    """A PSNR, to stand below its image; None: there is nothing to compare it with."""
+    """Format a PSNR; None, for an image without an original, gives an empty text."""
     if ratio is None:
         return ""
     if ratio >= MOST_DECIBEL:
@@ -166,7 +169,7 @@ def decibels(ratio: float | None) -> str:
 
 
 def class_titles(data: DataSet, labels: Tensor) -> list[str]:
-    """The classes of images, to stand above their columns; nothing where they have none.
+    """Return the class names of images as titles of columns; empty for data without classes.
 
     Examples:
         >>> from equilibria.report.sheets import class_titles
@@ -179,7 +182,7 @@ def class_titles(data: DataSet, labels: Tensor) -> list[str]:
 
 
 def image_png(image: Tensor) -> bytes:
-    """A `(channels, height, width)` image with values in [0, 1] as a PNG of its own size."""
+    """Encode an image of shape (C, H, W) with values in [0, 1] as PNG, without resizing."""
     buffer = io.BytesIO()
     _as_picture(image).save(buffer, format="PNG")
     return buffer.getvalue()
@@ -190,7 +193,7 @@ def _as_picture(image: Tensor) -> Image:
 
 
 def _pixels(image: Tensor, least_side: int) -> Image:
-    """In the size of the sheet."""
+    """Return an image in the size it has in the sheet."""
     from PIL import Image
 
     picture = _as_picture(image).convert("RGB")

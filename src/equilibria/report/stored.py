@@ -1,4 +1,4 @@
-"""What a run folder keeps for its report: metrics of the epochs, and robustness once measured."""
+"""Contents of run folders for the report: metrics of the epochs, and measured robustness."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from equilibria.training.weights_source import Weights
 
 
 def stored_history(run: RunFolder) -> list[EpochMetrics]:
-    """The metrics of all epochs, as far as they can be read."""
+    """Return the metrics of all epochs that can be read."""
     known = {f.name for f in fields(EpochMetrics)}
     needed = {"epoch", "loss", "accuracy", "share_converged", "mean_iterations"}
-    usual = {"gradient_norm": 0.0, "learning_rate": 0.0}
+    defaults = {"gradient_norm": 0.0, "learning_rate": 0.0}
     entries = [entry for entry in run.read_metrics() if needed <= entry.keys()]
     return [
-        EpochMetrics(**usual | {name: entry[name] for name in known & entry.keys()})
+        EpochMetrics(**defaults | {name: entry[name] for name in known & entry.keys()})
         for entry in entries
     ]
 
 
 def store_robustness(folder: Path, curves: RobustnessCurves) -> None:
-    """Keep what `equilibria attack --curve` has measured.
+    """Store robustness curves, as measured by `equilibria attack --curve`, in a run folder.
 
     Examples:
         >>> from pathlib import Path
@@ -49,7 +49,7 @@ def store_robustness(folder: Path, curves: RobustnessCurves) -> None:
 
 
 def stored_robustness(run: RunFolder) -> RobustnessCurves | None:
-    """None if there is none to be read, or if it is older than the weights, so not of them."""
+    """Return stored curves; None if they are missing, damaged, or older than the weights."""
     file = run.robustness
     if not (file.is_file() and run.weights.is_file()):
         return None
@@ -59,7 +59,7 @@ def stored_robustness(run: RunFolder) -> RobustnessCurves | None:
         data = unsealed(read_run_text(file, run.path).decode(), file)
         return TypeAdapter(RobustnessCurves).validate_python(data)
     except (ValueError, ValidationError) as error:
-        warn_caller(f"{file} cannot be used: {error}", CheckpointWarning)
+        warn_caller(f"{file} cannot be read and is ignored: {error}", CheckpointWarning)
         return None
 
 
@@ -77,11 +77,11 @@ def report_of(
 
     Args:
         folder: Folder of the run.
-        device: Where the model computes.
-        weights: "best" takes those of the epoch with the best validation score.
-        root: Folder of data sets, if it is not where the recipe says.
-        quick: Leave out what takes long (`run_report`).
-        refine: Refine the certificates, which takes more evaluations (`run_report`).
+        device: Device of the computation.
+        weights: "last", or "best" for the epoch with the best validation score.
+        root: Folder of data sets, if it differs from that of the recipe.
+        quick: Omit slow measurements (`run_report`).
+        refine: Refine the certificates, at many times the cost (`run_report`).
         on_step: Called with a description of each step before it starts.
 
     Returns:
@@ -101,10 +101,20 @@ def report_of(
 
 
 def write_report(folder: Path, experiment: Experiment, evaluation: Evaluation, footer: str) -> Path:
-    """What `train` ends with: the page of the run in its folder, in seconds."""
+    """Write the quick report of a trained model into its run folder, as `train` does at the end.
+
+    Args:
+        folder: Folder of the run.
+        experiment: The trained model with its data.
+        evaluation: Evaluation on the test images.
+        footer: Last line of the page.
+
+    Returns:
+        Path of the HTML page.
+    """
     run = RunFolder(folder)
-    found = run_report(
+    report = run_report(
         experiment, stored_history(run), name=str(folder), evaluation=evaluation, quick=True
     )
-    write_atomically(run.report, report_page([found], footer).encode())
+    write_atomically(run.report, report_page([report], footer).encode())
     return run.report

@@ -1,6 +1,6 @@
-"""How every picture looks: colors, type and axes; and how a figure becomes a file.
+"""Style of all figures: colors, fonts, and axes; and their conversion to files.
 
-matplotlib is imported where it is used.
+matplotlib is imported where it is used because importing it is slow.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from typing import Any, Literal
 
 PAPER = "#ffffff"
 TITLE, TEXT, SMALL = 11, 10, 9
-"""Sizes of type in points: of titles; of labels, ticks and legends; of notes."""
+"""Font sizes in points, for titles; for labels, ticks, and legends; and for notes."""
 DOTS = 110
-"""An inch of a PNG."""
+"""Resolution of a PNG, in pixels per inch."""
 LETTER = 0.085
-"""The width of a letter of a legend, in inches."""
+"""Width of a letter of a legend, in inches."""
 LEAST_FACTOR = 5.0
-"""Values further apart than this are drawn on a logarithmic axis, where that makes sense."""
+"""Smallest ratio of the largest to the smallest value for which an axis is logarithmic."""
 COLORS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7"),
     *("#e69f00", "#56b4e9", "#24292f", "#8a8f98"),
 )
-"""Of Okabe and Ito, for series side by side: told apart by color-blind people too."""
+"""Palette of Okabe and Ito, which color-blind readers can distinguish."""
 DASHES = ("-", "--", ":", "-.")
-"""Of the first eight series, the next eight, and so on."""
+"""Line styles of the first eight series, the next eight, and so on."""
 MARKERS = "osD^vPX*"
 OTHER_SCRIPTS = (
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "PingFang SC", "Hiragino Sans"),
     *("Microsoft YaHei", "Malgun Gothic", "Arial Unicode MS", "Noto Sans", "Noto Sans Devanagari"),
     *("Noto Sans Arabic", "Nirmala UI", "Noto Sans Thai", "Noto Emoji", "Segoe UI Symbol"),
 )
-"""Fonts that have what DejaVu Sans lacks; those that are installed are asked in this order."""
+"""Fonts with glyphs that DejaVu Sans lacks, in order of preference."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ DARK = Theme(
     *("#d6dde6", "#3a424d", "#56b4e9", "#ff9e64", "#9aa5b1", "#3fd0a4", "#e6a3cb", "#f2c14e")
 )
 SERIES = ("first", "second", "fourth", "fifth", "sixth", "third")
-"""Colors of series side by side, in their order."""
+"""Colors of the series of a chart, in this order."""
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Type and colors for what is drawn inside; a letter that no font has is drawn as a box."""
+    """Set fonts and colors for figures drawn inside; missing glyphs are drawn as boxes."""
     from matplotlib import rc_context
 
     style: dict[Any, Any] = {
@@ -89,26 +89,30 @@ def _installed_fonts() -> list[str]:
     return [name for name in OTHER_SCRIPTS if name in installed]
 
 
-def series(place: int) -> dict[str, Any]:
-    """Color, dashes and marker of a series among others."""
+def series(index: int) -> dict[str, Any]:
+    """Return color, line style, and marker of the series with an index."""
     return {
-        "color": COLORS[place % len(COLORS)],
-        "linestyle": DASHES[place // len(COLORS) % len(DASHES)],
-        "marker": MARKERS[place % len(MARKERS)],
+        "color": COLORS[index % len(COLORS)],
+        "linestyle": DASHES[index // len(COLORS) % len(DASHES)],
+        "marker": MARKERS[index % len(MARKERS)],
     }
 
 
 def figure_png(figure: Any, dots_per_inch: int = DOTS, *, is_drawing: bool = False) -> bytes:
-    """As a PNG; without the version of the library in it, equal figures are equal files.
+    """Return a figure as PNG; equal figures give equal bytes.
 
-    is_drawing: lines and text alone, for which 256 colors do, in a third of the bytes.
+    Args:
+        figure: A matplotlib figure.
+        dots_per_inch: Resolution.
+        is_drawing: Whether the figure has only lines and text; a palette of 256 colors then makes
+            the file two thirds smaller.
     """
     from PIL import Image
 
     drawn, buffer = io.BytesIO(), io.BytesIO()
     with drawing():
         figure.savefig(drawn, format="png", dpi=dots_per_inch, facecolor=PAPER)
-    # Without transparency, which nothing here has, a file is a third smaller.
+    # Without the alpha channel, which is not used, the file is a third smaller.
     image = Image.open(drawn).convert("RGB")
     image = image.quantize(dither=Image.Dither.NONE) if is_drawing else image
     image.save(buffer, format="PNG", optimize=True)
@@ -116,11 +120,10 @@ def figure_png(figure: Any, dots_per_inch: int = DOTS, *, is_drawing: bool = Fal
 
 
 def figure_svg(figure: Any) -> bytes:
-    """As an SVG whose text is text: small, found by a search, in a font of whoever looks at it."""
+    """Return a figure as SVG whose text is text: small, searchable, and in a font of the reader."""
     from matplotlib import rc_context
 
-    # The salt makes the names inside the SVG, and so the file, the same on every run; so do fonts
-    # that do not depend on what is installed.
+    # A fixed salt for ids and fonts that do not depend on the system make the file reproducible.
     style: dict[Any, Any] = {
         "svg.hashsalt": "equilibria",
         "svg.fonttype": "none",
@@ -150,7 +153,7 @@ def dress_axes(
 
 
 def count_along(axis: Any, label: str) -> None:
-    """Whole numbers along the axis below."""
+    """Label the x-axis, and put its ticks at whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_xlabel(label)
@@ -158,9 +161,9 @@ def count_along(axis: Any, label: str) -> None:
 
 
 def plain_log_axis(axis: Any, along: Literal["x", "y"] = "y") -> None:
-    """A logarithmic axis whose ticks are numbers that one reads at once: 1, 2, 5, 10.
+    """Make an axis logarithmic with plain numbers as ticks: 1, 2, 5, 10.
 
-    Of very small values, and over many decades, they are powers of ten.
+    Ticks of very small values, and over many decades, are powers of ten.
     """
     from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullFormatter
 
@@ -171,7 +174,7 @@ def plain_log_axis(axis: Any, along: Literal["x", "y"] = "y") -> None:
         ticks.set_major_locator(LogLocator(numticks=6))
         ticks.set_major_formatter(LogFormatterMathtext())
     else:
-        # The closer the ends of the axis, the more numbers in a decade.
+        # The shorter the range, the more ticks per decade.
         kinds = ((300, (1,)), (50, (1, 3)), (6, (1, 2, 5)), (0, (1, 2, 3, 5, 7)))
         subs = next(numbers for factor, numbers in kinds if high / low > factor)
         ticks.set_major_locator(LogLocator(subs=subs))
@@ -180,7 +183,7 @@ def plain_log_axis(axis: Any, along: Literal["x", "y"] = "y") -> None:
 
 
 def plain_axis(axis: Any, along: Literal["x", "y"] = "y") -> None:
-    """A few round numbers."""
+    """Put the ticks of an axis at a few round numbers."""
     from matplotlib.ticker import MaxNLocator
 
     ticks = getattr(axis, f"{along}axis")
@@ -190,14 +193,14 @@ def plain_axis(axis: Any, along: Literal["x", "y"] = "y") -> None:
 
 
 def _number(value: float, _: int | None = None) -> str:
-    """1,500,000 is 1.5 M."""
+    """Format a tick; 1,500,000 gives 1.5 M."""
     from matplotlib.ticker import EngFormatter
 
     return EngFormatter(sep=" ")(value) if abs(value) >= 1e4 else f"{value:g}"
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """In which unit times up to this one are read at once: seconds of it, and its name."""
+    """Return a readable unit for times up to `seconds`: its length in seconds, and its name."""
     units = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
     return next((unit for unit in units if seconds >= 2 * unit[0]), (0.001, "ms"))
 
@@ -210,13 +213,13 @@ def wrapped(text: str, width: int, lines: int = 3) -> str:
 
 
 def shortened(text: str, letters: int) -> str:
-    """Its beginning and its end, if it has more letters."""
+    """Replace the middle of a text longer than `letters` by "…"."""
     half = letters // 2
     return text if len(text) <= letters else f"{text[:half]}…{text[-half:]}"
 
 
 def legend_columns(labels: Sequence[str], width: float, *, mark: float = 0.7) -> int:
-    """How many columns of a legend fit into a width; in inches, as that of the mark at a label."""
+    """Return the number of legend columns that fit into a width; all widths are in inches."""
     columns = int(width / (LETTER * max(map(len, labels)) + mark))
     return max(1, min(len(labels), columns))
 

@@ -1,4 +1,4 @@
-"""How claims are decided: intervals, verdicts, sizes, when a curve is flat, what is kept."""
+"""Studies of claims: intervals, verdicts, sizes, plateaus and kept runs."""
 
 from __future__ import annotations
 
@@ -65,27 +65,26 @@ def test_paired_differences() -> None:
         ((1.0, 1.2, 0.8, 1.1), "holds"),
         ((0.11, 0.12, 0.1, 0.11), "holds"),  # small, but above zero
         ((-1.0, -1.2, -0.8, -1.1), "does not"),
-        ((0.1, -0.1, 0.05, -0.05), "does not"),  # within the margin: no difference that counts
-        ((1.0, -0.5, 2.0, 0.3), "cannot be told here"),
-        ((0.3, 0.9, -0.1, 0.4), "cannot be told here"),
-        ((5.0,), "cannot be told here"),
+        ((0.1, -0.1, 0.05, -0.05), "does not"),  # within the margin
+        ((1.0, -0.5, 2.0, 0.3), "undecided"),
+        ((0.3, 0.9, -0.1, 0.4), "undecided"),
+        ((5.0,), "undecided"),
     ],
 )
-def test_the_rule(values: tuple[float, ...], answer: str) -> None:
+def test_verdict_follows_from_the_interval(values: tuple[float, ...], answer: str) -> None:
     assert Difference(values).answer(margin=0.5) == answer
 
 
-def test_the_interval_holds_the_mean_as_often_as_it_says() -> None:
-    """Of 2,000 differences of six seeds; 95 % ± 5 standard deviations of that share."""
-    chance = np.random.default_rng(0)
-    samples = chance.normal(0.7, 1.3, size=(2000, 6))
+def test_interval_contains_the_mean_in_95_percent_of_samples() -> None:
+    """Uses 2,000 samples of six seeds and a tolerance of 5 standard deviations of the share."""
+    generator = np.random.default_rng(0)
+    samples = generator.normal(0.7, 1.3, size=(2000, 6))
     inside = [low < 0.7 < high for low, high in (Difference(tuple(s)).interval for s in samples)]
     assert np.mean(inside) == pytest.approx(0.95, abs=5 * math.sqrt(0.95 * 0.05 / 2000))
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.2, 0.45, 3.0])
-def test_the_seeds_that_are_needed_give_an_answer(mean: float) -> None:
-    """The least number at which an interval of this mean and deviation is decided."""
+def test_seeds_needed_is_the_smallest_number_that_decides(mean: float) -> None:
     values = tuple(mean + d for d in (-1.0, 1.0, -1.0, 1.0))
     difference = Difference(values)
     count = difference.seeds_needed(margin=0.5)
@@ -98,14 +97,14 @@ def test_the_seeds_that_are_needed_give_an_answer(mean: float) -> None:
     assert count == 2 or not decided(count - 1)
 
 
-def test_sizes_are_matched_within_a_tenth() -> None:
+def test_sizes_may_differ_by_ten_percent() -> None:
     check_matched({"one": 1000, "two": 1100})
     with pytest.raises(ValueError, match="one 1,000, two 1,101"):
         check_matched({"one": 1000, "two": 1101})
 
 
 @pytest.mark.parametrize("study", CLAIM_STUDIES.values(), ids=lambda study: study.name)
-def test_the_models_of_every_study_are_matched(study: ClaimStudy) -> None:
+def test_models_of_every_study_have_equal_sizes(study: ClaimStudy) -> None:
     counts = {}
     for contestant in study.contestants:
         model = contestant.build(in_channels=1, num_classes=10)
@@ -113,9 +112,9 @@ def test_the_models_of_every_study_are_matched(study: ClaimStudy) -> None:
     check_matched(counts)
 
 
-def test_a_curve_is_flat_after_its_plateaus() -> None:
+def test_curve_is_flat_after_its_plateaus() -> None:
     plateau = Plateau(patience=2, decays=2)
-    values = [0.1, 0.3, 0.3, 0.2, 0.4, 0.4, 0.4]  # two waits of two epochs
+    values = [0.1, 0.3, 0.3, 0.2, 0.4, 0.4, 0.4]  # two plateaus of two epochs
     assert [plateau.better(value) for value in values] == [
         True,
         True,
@@ -130,7 +129,7 @@ def test_a_curve_is_flat_after_its_plateaus() -> None:
     assert not rising.flat
 
 
-def test_a_seed_draws_the_images_of_all_models() -> None:
+def test_seed_determines_disjoint_training_and_validation_images() -> None:
     data = load_digits()
     images, again, other = (draw(data, seed, DIGITS) for seed in (0, 0, 1))
     assert torch.equal(images.training.images, again.training.images)
@@ -144,7 +143,7 @@ def test_a_seed_draws_the_images_of_all_models() -> None:
     assert (len(images.training), len(images.validation)) == (96, 64)
 
 
-def test_images_are_framed_and_averaged() -> None:
+def test_small_images_are_padded_and_averaged() -> None:
     images = torch.rand(2, 1, 28, 28)
     small = small_images(images, 16)
     assert small.shape == (2, 1, 16, 16)
@@ -156,7 +155,7 @@ def ignored(_: str) -> protocol_module.Follow:
     return lambda epoch, accuracy: None
 
 
-def test_a_run_is_kept_and_weights_are_measured(
+def test_kept_run_is_reused_and_its_weights_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = Runs(tmp_path, load_digits(), SHORT)
@@ -165,26 +164,25 @@ def test_a_run_is_kept_and_weights_are_measured(
     assert first.accuracy is not None
 
     def untrained(*_: object) -> None:
-        raise AssertionError("a run that was kept was repeated")
+        raise AssertionError("a kept run was repeated")
 
     monkeypatch.setattr(protocol_module, "train_until_flat", untrained)
     assert Runs(tmp_path, load_digits(), SHORT).run(PLAIN, 3, 1e-2, ignored) == first
-    found = runs.measured(
+    measured = runs.measured(
         PLAIN,
         first,
         "again",
         lambda model, test, _: {"accuracy": accuracy_on(test, model, EVALUATION_TOLERANCE)},
     )
-    assert found.measures["again.accuracy"] == first.accuracy
-    kept = Runs(tmp_path, load_digits(), SHORT).run(PLAIN, 3, 1e-2, ignored)
-    assert kept == found
+    assert measured.measures["again.accuracy"] == first.accuracy
+    assert Runs(tmp_path, load_digits(), SHORT).run(PLAIN, 3, 1e-2, ignored) == measured
     with pytest.raises(ValueError, match="another protocol"):
         Runs(tmp_path, load_digits(), DIGITS)
 
 
-def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
-    one, two = (Runs(tmp_path / name, load_digits(), SHORT) for name in ("one", "two"))
-    first, second = (runs.run(PLAIN, 0, 1e-2, ignored) for runs in (one, two))
+def test_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+    folders = [Runs(tmp_path / name, load_digits(), SHORT) for name in ("one", "two")]
+    first, second = (runs.run(PLAIN, 0, 1e-2, ignored) for runs in folders)
     assert first.accuracy == second.accuracy
     assert first.validation_accuracy == second.validation_accuracy
 
@@ -192,26 +190,26 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("best", "tried"), [(2, [2, 1, 3]), (3, [2, 1, 3, 4]), (0, [2, 1, 3, 0]), (4, [2, 1, 3, 4])]
 )
-def test_the_ladder_is_climbed_until_both_neighbors_are_worse(
+def test_rates_are_tried_until_both_neighbors_are_worse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: int, tried: list[int]
 ) -> None:
     protocol = replace(SHORT, rates=(1.0, 2.0, 3.0, 4.0, 5.0), first_rate=2)
     runs = Runs(tmp_path, load_digits(), protocol)
-    seen = []
+    attempts = []
 
     def run(
         contestant: Contestant, seed: int, rate: float, *_: object, **__: object
     ) -> ContestantRun:
-        seen.append(protocol.rates.index(rate))
+        attempts.append(protocol.rates.index(rate))
         score = -abs(protocol.rates.index(rate) - best)
         return ContestantRun(contestant.name, seed, rate, 1, score, 1, True, 1.0)
 
     monkeypatch.setattr(runs, "run", run)
     assert runs.rate(PLAIN, ignored) == protocol.rates[best]
-    assert seen == tried
+    assert attempts == tried
 
 
-def test_a_finding_is_that_of_the_paired_seeds() -> None:
+def test_finding_uses_paired_seeds() -> None:
     def run(name: str, seed: int, accuracy: float) -> ContestantRun:
         return ContestantRun(name, seed, 1e-2, 1, 0.5, 1, True, 36.0, accuracy)
 
@@ -219,31 +217,31 @@ def test_a_finding_is_that_of_the_paired_seeds() -> None:
         "mopteq": [run("mopteq", seed, 0.8 + 0.01 * seed) for seed in range(3)],
         "popteq": [run("popteq", seed, 0.8) for seed in range(3)],
     }
-    found = find(Comparison("more", Value(MOPTEQ), Value(POPTEQ)), results)
-    assert found.difference == pytest.approx(1.0)
-    assert found.deviation == pytest.approx(1.0)
-    assert found.answer == "cannot be told here"
-    assert found.hours_needed == pytest.approx(found.seeds_needed * 72 / 3600)
-    assert f"needs {found.hours_needed:.1f} core-hours" in found.verdict
+    finding = find(Comparison("more", Value(MOPTEQ), Value(POPTEQ)), results)
+    assert finding.difference == pytest.approx(1.0)
+    assert finding.deviation == pytest.approx(1.0)
+    assert finding.answer == "undecided"
+    assert finding.hours_needed == pytest.approx(finding.seeds_needed * 72 / 3600)
+    assert f"needs {finding.hours_needed:.1f} core-hours" in finding.verdict
 
 
-def test_what_is_measured_of_branches() -> None:
+def test_measurements_of_branches_have_valid_ranges() -> None:
     torch.manual_seed(0)
     test = load_digits().test
     model = MOPTEQ.build(in_channels=1, num_classes=10).eval()
-    found = heritage_diversity(model, test, 0)
-    assert -1 <= found["H"] <= 1
-    assert found["ratio"] == pytest.approx(found["H"] / found["D"])
+    measured = heritage_diversity(model, test, 0)
+    assert -1 <= measured["H"] <= 1
+    assert measured["ratio"] == pytest.approx(measured["H"] / measured["D"])
     shares = perturbations(model, test, 0)
     assert set(shares) == {"reconstructed", "binomial", "uniform"}
     assert all(0 <= share <= 1 for share in shares.values())
-    some = test.subset(torch.arange(40))
-    assert 0 <= robustness(model, some, 0)["pgd"] <= 1
+    subset = test.subset(torch.arange(40))
+    assert 0 <= robustness(model, subset, 0)["pgd"] <= 1
     with pytest.raises(TypeError, match="no branches"):
-        heritage_diversity(eq.create_model("opteq-small", in_channels=1).eval(), some, 0)
+        heritage_diversity(eq.create_model("opteq-small", in_channels=1).eval(), subset, 0)
 
 
-def test_a_study_is_written_and_an_interrupted_one_continues(
+def test_study_is_written_and_continues_from_kept_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     narrow = replace(PLAIN, name="narrow", title="Narrow network")
@@ -263,19 +261,21 @@ def test_a_study_is_written_and_an_interrupted_one_continues(
     assert content["findings"][0]["difference"] == 0  # the same model under two names
     assert len(content["runs"]) == 4
     assert "plain-quick.md) | **" in claims_table(tmp_path, [claims])
-    assert "4 of 4 runs met the limit of epochs" in (tmp_path / "plain-quick.md").read_text("utf-8")
+    assert "4 of 4 runs reached the limit of epochs" in (tmp_path / "plain-quick.md").read_text(
+        "utf-8"
+    )
 
     def untrained(*_: object) -> None:
-        raise AssertionError("a run that was kept was repeated")
+        raise AssertionError("a kept run was repeated")
 
     monkeypatch.setattr(protocol_module, "train_until_flat", untrained)
     assert study.carry_out(settings, Work(tmp_path)).record["findings"] == content["findings"]
-    with pytest.raises(ValueError, match="at least two seeds"):
+    with pytest.raises(ValueError, match="at least 2 for an interval"):
         study.configure(seeds=1)
 
 
-def test_unlike_sizes_are_refused(tmp_path: Path) -> None:
+def test_models_of_different_sizes_raise(tmp_path: Path) -> None:
     wide = replace(PLAIN, name="wide", options={**PLAIN.options, "widths": (20,) * 5})
     study = ClaimStudy("s", "S", "P", (Comparison("A > B", Value(PLAIN), Value(wide)),))
-    with pytest.raises(ValueError, match="unlike sizes"):
+    with pytest.raises(ValueError, match="equal sizes within 10 %"):
         check_sizes(study, Runs(tmp_path, load_digits(), SHORT))

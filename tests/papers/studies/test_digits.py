@@ -1,4 +1,4 @@
-"""The study on digits, shortened: who takes part, what a seed decides, what is printed."""
+"""The study on digits, shortened: models, seeds and output."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 import equilibria as eq
 from equilibria.data import load_digits
 from equilibria.papers.studies import digits
-from equilibria.papers.studies.family import FAMILY, Contestant, contestants, left_out
-from equilibria.papers.studies.fitting import fit, studied
+from equilibria.papers.studies.family import FAMILY, Contestant, contestants, unavailable
+from equilibria.papers.studies.fitting import fit, study_settings
 from equilibria.papers.studies.study import Work
 from equilibria.training import TrainingSettings
 
 BUILDABLE = [contestant for contestant in FAMILY if contestant.missing is None]
 
 
-def test_names_choose_models() -> None:
+def test_names_select_models() -> None:
     assert len({contestant.name for contestant in FAMILY}) == len(FAMILY)
     assert contestants() == BUILDABLE
-    assert len(left_out()) == len(FAMILY) - len(BUILDABLE)
+    assert len(unavailable()) == len(FAMILY) - len(BUILDABLE)
     perturbed, foreign = contestants(["mopteq-small+pe", "opteq-small"])
     model = perturbed.build(in_channels=1, num_classes=10)
     assert model.layer.cell.refresh_until > 0
@@ -36,16 +36,16 @@ def test_names_choose_models() -> None:
     assert unregistered.missing == "not registered"
 
 
-def test_solves_of_every_layer_are_set() -> None:
+def test_study_settings_apply_to_every_layer() -> None:
     model = eq.create_model("opteq-small", in_channels=1)
-    with studied(model, 1e-3):
+    with study_settings(model, 1e-3):
         assert model.layer.solver.tolerance == 1e-3
         assert isinstance(model.layer.gradient, eq.OneStep)
 
 
 @pytest.mark.parametrize("contestant", BUILDABLE, ids=lambda contestant: contestant.name)
-def test_every_member_of_the_family_learns(contestant: Contestant) -> None:
-    """Eight steps on one batch, which is then known better than by chance."""
+def test_every_model_of_the_family_learns(contestant: Contestant) -> None:
+    """Eight steps on one batch give an accuracy above chance."""
     batch = load_digits().train.subset(torch.arange(64))
     settings = TrainingSettings(epochs=8, batch_size=64, learning_rate=2e-2)
     outcome = fit(contestant, batch, batch, settings)
@@ -59,7 +59,7 @@ def test_every_member_of_the_family_learns(contestant: Contestant) -> None:
         assert outcome.share_converged is None
 
 
-def test_the_same_seed_gives_every_model_the_same_run() -> None:
+def test_same_seed_gives_the_same_training() -> None:
     (contestant,) = contestants(["dnn-small"])
     training = load_digits().train.subset(torch.arange(300))
     settings = TrainingSettings(epochs=1, batch_size=32, learning_rate=2e-2, seed=3)
@@ -68,10 +68,10 @@ def test_the_same_seed_gives_every_model_the_same_run() -> None:
     assert first.training_accuracy == second.training_accuracy
 
 
-def test_the_study_of_digits_writes_a_row_per_model(tmp_path: Path) -> None:
+def test_study_of_digits_writes_a_row_per_model(tmp_path: Path) -> None:
     given = ["models=[dnn-small, opteq-small]", "epochs=1", "budget=1e9", "validate=true"]
     result = digits.STUDY.carry_out(digits.STUDY.configure(given), Work(tmp_path))
-    assert "1010 digits to train on, 337 training images left out" in result.text
+    assert "1010 digits to train on, 337 held-out training images" in result.text
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
         for line in result.text.splitlines()

@@ -1,4 +1,4 @@
-"""Theorem 6's experiment, shortened: its activation, its constants, its bound, its output."""
+"""The experiment on Theorem 6, shortened: activation, constants, bound and output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from equilibria.papers.studies.theorem6 import (
 )
 
 
-def test_the_activation_meets_the_assumptions() -> None:
+def test_activation_meets_the_assumptions_of_the_theorem() -> None:
     activation = SmoothLeakyReLU(0.3)
     a = torch.linspace(-30, 30, 401, dtype=torch.float64, requires_grad=True)
     y = activation(a)
@@ -30,7 +30,7 @@ def test_the_activation_meets_the_assumptions() -> None:
     assert (slope > 0.3).all()
     assert (slope < 1).all()
     (curvature,) = torch.autograd.grad(slope.sum(), a)
-    assert curvature.abs().max() <= 0.35 + 1e-9  # Lipschitz smooth, by (1 − s)/2
+    assert curvature.abs().max() <= 0.35 + 1e-9  # smooth with constant (1 − s)/2
     (density,) = torch.autograd.grad(activation.primitive(a).sum(), a)
     torch.testing.assert_close(density, y)
     torch.testing.assert_close(activation.inverse(y), a, rtol=1e-9, atol=1e-9)
@@ -41,7 +41,7 @@ def test_the_activation_meets_the_assumptions() -> None:
         SmoothLeakyReLU(1.0)
 
 
-def test_the_tangent_kernel_bounds_the_gradient_of_the_loss() -> None:
+def test_tangent_kernel_bounds_the_gradient_of_the_loss() -> None:
     """λ_min ≤ ‖∇ℓ‖²/2ℓ ≤ λ_max for every target."""
     setting = WidthSetting(width=12, feature=6, samples=4, inputs=6)
     generator = torch.Generator().manual_seed(0)
@@ -58,7 +58,7 @@ def test_the_tangent_kernel_bounds_the_gradient_of_the_loss() -> None:
         assert eigenvalues[0] * (1 - 1e-6) <= ratio <= eigenvalues[-1] * (1 + 1e-6)
 
 
-def test_a_wide_network_trains_at_the_linear_rate() -> None:
+def test_wide_network_trains_at_the_linear_rate() -> None:
     run = train(WidthSetting(width=256, feature=12, samples=6, inputs=12, steps=60))
     assert run.holds
     assert run.rises == 0
@@ -67,13 +67,13 @@ def test_a_wide_network_trains_at_the_linear_rate() -> None:
     assert run.movement < 0.02
     assert run.smallest_singular_value > 0.2
     assert run.gradient_ratio > 0.9
-    # A linear model would have (1 − ηQ₀)², twice the exponent of the theorem.
+    # The rate of a linear model is (1 − ηQ₀)², twice the exponent of the theorem.
     assert run.rate < run.bound
     assert run.rate == pytest.approx(run.bound**2, abs=0.05)
     assert run.distance_rate < math.sqrt(run.bound)
 
 
-def test_a_broken_bound_is_reported() -> None:
+def test_violated_bound_is_reported() -> None:
     run = train(WidthSetting(width=8, feature=12, samples=6, inputs=12, steps=2))
     first = run.losses[0]
     risen = replace(run, losses=[first, 2 * first, first])
@@ -82,14 +82,14 @@ def test_a_broken_bound_is_reported() -> None:
     assert not replace(run, diverged=True).holds
 
 
-def test_the_fitted_rate() -> None:
+def test_fitted_rate_ignores_values_below_the_floor() -> None:
     values = [5 * 0.8**k for k in range(20)]
     assert fitted_rate(values, 0.0) == pytest.approx(0.8)
     assert fitted_rate([*values, 1e-9, 1e-9], 1e-6) == pytest.approx(0.8)
     assert math.isnan(fitted_rate([1.0], 0.0))
 
 
-def test_the_study_writes_a_table_and_a_figure(tmp_path: Path) -> None:
+def test_study_writes_a_table_and_a_figure(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     settings = STUDY.configure(["widths=[16,64]", "steps=12"])
     printed = STUDY.carry_out(settings, Work(folder)).text.split("```")[1]

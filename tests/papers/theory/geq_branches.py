@@ -14,17 +14,17 @@ from equilibria.papers.theory.geq_bounds import BranchFacts, layer_facts
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    chance = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=chance, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def pixels(matrix: Tensor) -> Conv2d:
-    """A matrix on the channels of images of one pixel."""
+    """Return a matrix as a convolution of images with one pixel."""
     return Conv2d.from_tensor(matrix[:, :, None, None])
 
 
 def whole(W: Tensor, U: Tensor, gamma: float, bias: Tensor | None = None) -> EquilibriumLayer:
-    """A branch of vectors, as the paper's theory has it: one patch, no W_h."""
+    """Return a branch of the paper's theory, for vectors: one patch, no W_h."""
     given = None if bias is None else bias[:, None, None]
     kernel = GaussianKernel(pixels(U), pixels(W), patch=None, gamma=gamma, bias=given)
     return EquilibriumLayer(GEQCell(kernel), tolerance=1e-12, max_iterations=2000)
@@ -46,7 +46,7 @@ def facts_of(seed: int, norm: float, gamma: float) -> BranchFacts:
 
 def small(**options: object) -> EquilibriumClassifier:
     torch.manual_seed(0)
-    made = geq(
+    model = geq(
         num_classes=3,
         in_channels=1,
         channels=6,
@@ -55,7 +55,7 @@ def small(**options: object) -> EquilibriumClassifier:
         hidden=7,
         **options,
     )
-    return made.double()
+    return model.double()
 
 
 def images(count: int = 5) -> Tensor:

@@ -34,8 +34,8 @@ from tests.papers.theory.geq_branches import (
 )
 
 
-def test_what_is_measured_is_the_norm_of_a_linear_map() -> None:
-    """γ → 0 and no unit cut off: z = (I + WᵀW)⁻¹Wᵀ(Ux + b)."""
+def test_measured_constant_is_the_norm_of_a_linear_map() -> None:
+    """With γ → 0 and all units active, z = (I + WᵀW)⁻¹Wᵀ(Ux + b)."""
     W, U = 0.3 * normal(5, 4).abs(), 0.3 * normal(5, 3, seed=1).abs()
     layer = whole(W, U, 1e-12, bias=torch.full((5,), 9.0, dtype=torch.float64))
     inputs = 0.1 * vectors(2, 3)
@@ -48,23 +48,23 @@ def test_what_is_measured_is_the_norm_of_a_linear_map() -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("norm", [0.5, 0.95, 1.3])
 @pytest.mark.parametrize("gamma", [0.02, 0.5])
-def test_no_search_finds_more_than_the_bounds(seed: int, norm: float, gamma: float) -> None:
+def test_measured_constant_is_below_the_bounds(seed: int, norm: float, gamma: float) -> None:
     facts = facts_of(seed, norm, gamma)
-    found = lipschitz_bounds(facts, iterations=12)
-    assert 0 < found.measured <= found.certified * (1 + 1e-6)
+    bounds = lipschitz_bounds(facts, iterations=12)
+    assert 0 < bounds.measured <= bounds.certified * (1 + 1e-6)
     # `corrected` holds at the given inputs; the search takes small steps away from them.
-    assert found.measured <= found.corrected * (1 + 1e-3)
+    assert bounds.measured <= bounds.corrected * (1 + 1e-3)
     assert facts.norm_w == pytest.approx(norm)
-    assert math.isinf(found.corrected) or norm < 1 or facts.beta_max < 1
+    assert math.isinf(bounds.corrected) or norm < 1 or facts.beta_max < 1
 
 
-def test_patches_and_a_projection_are_within_the_bounds_too() -> None:
+def test_bounds_hold_with_patches_and_a_projection() -> None:
     for facts in branch_facts(small(gamma=0.3), images()):
-        found = lipschitz_bounds(facts)
-        assert 0 < found.measured <= min(found.certified, found.corrected)
+        bounds = lipschitz_bounds(facts)
+        assert 0 < bounds.measured <= min(bounds.certified, bounds.corrected)
 
 
-def test_facts_of_a_branch_by_hand() -> None:
+def test_facts_of_a_branch_agree_with_matrix_algebra() -> None:
     W, U, gamma = of_norm(normal(5, 4), 0.8), normal(5, 3, seed=1), 0.3
     inputs = vectors(4, 3)
     (facts,) = layer_facts(whole(W, U, gamma), inputs)
@@ -92,28 +92,28 @@ def test_remark_2(beta: float, root: float, radius: float, mu: float) -> None:
     assert printed_lipschitz(mu, beta, root**2, radius) < opteq_lipschitz(mu)
 
 
-def test_bounds_that_do_not_hold_are_infinite() -> None:
+def test_bounds_without_their_assumptions_are_infinite() -> None:
     assert printed_lipschitz(0.9, 0.9, 1.0, 1.0) == math.inf
     assert opteq_lipschitz(1.0) == math.inf
-    assert not remark_2(math.exp(-0.2), 0.01, 0.5)  # the printed γ has this β_max always
+    assert not remark_2(math.exp(-0.2), 0.01, 0.5)  # the printed γ always gives this β_max
 
 
 @pytest.mark.parametrize("gamma", ["per-sample", "paper"])
-def test_a_scale_that_follows_the_input_has_no_bounds(gamma: str) -> None:
-    with pytest.raises(ValueError, match="then no bound is known"):
+def test_scale_that_depends_on_the_input_raises(gamma: str) -> None:
+    with pytest.raises(ValueError, match="no bound is known"):
         branch_facts(small(gamma=gamma), images())
 
 
-def test_other_models_have_other_bounds() -> None:
+def test_other_models_raise() -> None:
     model = eq.create_model("mopteq-small", in_channels=1)
-    with pytest.raises(TypeError, match="Gaussian kernel, not of"):
+    with pytest.raises(TypeError, match="whose kernel is Gaussian"):
         branch_facts(model, torch.rand(1, 1, 8, 8))
-    with pytest.raises(ValueError, match="those of ReLU"):
+    with pytest.raises(ValueError, match="must be ReLU"):
         branch_facts(small(activation="tanh"), images())
 
 
-def test_a_projection_is_part_of_the_norms() -> None:
-    """W_h twice as large makes W and U twice as large."""
+def test_projection_is_part_of_the_norms() -> None:
+    """Doubling W_h doubles the norms of W and U."""
     W, U, hidden = normal(4, 3), normal(4, 2, seed=1), normal(6, 4, seed=2)
     norms = []
     for factor in (1.0, 2.0):

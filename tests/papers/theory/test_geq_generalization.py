@@ -20,15 +20,15 @@ def pac(**changes: float) -> PacBayes:
     return PacBayes(**numbers)  # type: ignore[arg-type]
 
 
-def test_without_inputs_the_bound_is_that_of_the_weights() -> None:
-    """B = 0: the bracket is (1 − βm)², and cancels."""
-    found = pac(radius=0.0).printed()
+def test_bound_for_zero_inputs_depends_on_the_weights_only() -> None:
+    """With B = 0 the bracket (1 − βm)² cancels."""
+    bound = pac(radius=0.0).printed()
     divergence = 16 * 10 * math.log(240) * 3.0
-    assert found == pytest.approx(math.sqrt((divergence + math.log(1000**1.5 / 0.05)) / 1000))
-    assert pac(radius=0.0).printed(is_opteq=True) == pytest.approx(found)
+    assert bound == pytest.approx(math.sqrt((divergence + math.log(1000**1.5 / 0.05)) / 1000))
+    assert pac(radius=0.0).printed(is_opteq=True) == pytest.approx(bound)
 
 
-def test_more_samples_or_a_larger_margin_make_it_smaller() -> None:
+def test_bound_decreases_with_samples_and_margin() -> None:
     for form in ("printed", "by_proof"):
         value = getattr(pac(), form)()
         assert getattr(pac(samples=4000), form)() < 0.51 * value
@@ -37,7 +37,7 @@ def test_more_samples_or_a_larger_margin_make_it_smaller() -> None:
     assert pac().by_proof() > pac().printed()
     assert pac(m=1.0).printed(is_opteq=True) == math.inf
     assert pac(m=1.0, mu=1.0).printed() < math.inf
-    with pytest.raises(ValueError, match="delta between 0 and 1"):
+    with pytest.raises(ValueError, match="need samples >= 2"):
         pac(delta=1.0)
 
 
@@ -51,12 +51,12 @@ def test_remark_1(beta: float, mu: float, share: float) -> None:
     assert numbers.printed() < numbers.printed(is_opteq=True)
 
 
-def test_outside_of_remark_1_geqs_bound_may_be_the_larger() -> None:
+def test_bound_of_geq_can_be_larger_outside_of_remark_1() -> None:
     numbers = pac(beta_max=0.99, m=0.1, mu=0.9)
     assert numbers.printed() > numbers.printed(is_opteq=True)
 
 
-def test_the_margin_loss_counts_who_is_not_ahead_by_the_margin() -> None:
+def test_margin_loss_counts_samples_below_the_margin() -> None:
     logits = torch.tensor([[3.0, 1.0, 0.0], [3.0, 1.0, 0.0], [0.0, 2.0, 1.5], [1.0, 1.0, 1.0]])
     labels = torch.tensor([0, 1, 1, 2])
     assert margin_loss(logits, labels, 1.0) == 0.75
@@ -64,11 +64,11 @@ def test_the_margin_loss_counts_who_is_not_ahead_by_the_margin() -> None:
     assert margin_loss(logits, labels, 2.0) == 1.0
 
 
-def test_the_bounds_of_a_classifier() -> None:
+def test_bounds_of_a_classifier() -> None:
     model, labels = small(gamma=0.3).eval(), torch.tensor([0, 1, 2, 0, 1])
-    found = generalization_bounds(model, images(), labels, margin=0.1)
-    assert found.margin_loss == margin_loss(model(images()), labels, 0.1)
-    assert 1 < found.printed < found.by_proof < math.inf
-    assert found.conditions["m < 1"]
+    bounds = generalization_bounds(model, images(), labels, margin=0.1)
+    assert bounds.margin_loss == margin_loss(model(images()), labels, 0.1)
+    assert 1 < bounds.printed < bounds.by_proof < math.inf
+    assert bounds.conditions["m < 1"]
     wide = small(gamma=0.3, norm=None, init_scale=4.0)
     assert generalization_bounds(wide, images(), labels).printed_opteq == math.inf

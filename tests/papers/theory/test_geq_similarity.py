@@ -25,32 +25,32 @@ from tests.papers.theory.geq_branches import (
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("gamma", [0.02, 0.3])
-def test_sampled_pairs_are_no_more_alike_than_the_bounds(seed: int, gamma: float) -> None:
-    found = similarity_bounds(facts_of(seed, 0.9, gamma))
-    assert bool((found.measured <= found.bound * (1 + 1e-9)).all())
-    assert found.decaying is not None
-    assert bool((found.bound <= found.decaying * (1 + 1e-9)).all())
-    assert float(found.measured.max()) > 0
+def test_measured_similarity_is_below_the_bounds(seed: int, gamma: float) -> None:
+    bounds = similarity_bounds(facts_of(seed, 0.9, gamma))
+    assert bool((bounds.measured <= bounds.bound * (1 + 1e-9)).all())
+    assert bounds.decaying is not None
+    assert bool((bounds.bound <= bounds.decaying * (1 + 1e-9)).all())
+    assert float(bounds.measured.max()) > 0
 
 
-def test_with_patches_and_a_projection_they_are_not_either() -> None:
+def test_similarity_bound_holds_with_patches_and_a_projection() -> None:
     for facts in branch_facts(small(gamma=0.3), images()):
-        found = similarity_bounds(facts)
-        assert found.decaying is None
-        assert bool((found.measured <= found.bound).all())
-        assert float((found.measured / found.bound).max()) > 0.1
+        bounds = similarity_bounds(facts)
+        assert bounds.decaying is None
+        assert bool((bounds.measured <= bounds.bound).all())
+        assert float((bounds.measured / bounds.bound).max()) > 0.1
 
 
-def test_as_printed_the_proposition_does_not_hold() -> None:
-    """An expectation of one unit cannot bound the sum of forty."""
+def test_printed_bound_does_not_hold() -> None:
+    """The expectation for one unit does not bound the sum over forty units."""
     W, U = of_norm(normal(40, 40), 0.5), normal(40, 3, seed=1)
     (facts,) = layer_facts(whole(W, U, 0.001), 0.3 * vectors(5, 3))
-    found = similarity_bounds(facts)
-    assert bool((found.measured.diagonal() > found.printed.diagonal()).all())
-    assert bool((found.measured <= found.bound).all())
+    bounds = similarity_bounds(facts)
+    assert bool((bounds.measured.diagonal() > bounds.printed.diagonal()).all())
+    assert bool((bounds.measured <= bounds.bound).all())
 
 
-def test_lemma_3_in_closed_form_and_by_sampling() -> None:
+def test_lemma_3_agrees_with_closed_forms_and_samples() -> None:
     a, b = torch.eye(2, dtype=torch.float64) * torch.tensor([2.0, 3.0])
     rows = torch.stack([a, b, -a])
     kernel = arc_cosine(rows, rows, variance=0.5)
@@ -66,7 +66,7 @@ def test_lemma_3_in_closed_form_and_by_sampling() -> None:
     torch.testing.assert_close(arc_cosine(x, x, 0.5, units=7), 7 * arc_cosine(x, x, 0.5))
 
 
-def test_the_expected_similarity_of_opteqs_is_below_its_bound() -> None:
+def test_expected_similarity_of_opteq_is_below_its_bound() -> None:
     mu, units, draws = 0.9, 6, 2000
     W = of_norm(normal(units, units), mu)
     x = normal(3, 4, seed=5)
@@ -87,10 +87,10 @@ def test_remark_3(log_d: float, gamma: float, smallest: float) -> None:
     assert remark_3(2.0, 0.1, 0.0) == math.inf
 
 
-def test_long_inputs_have_bounds_too() -> None:
-    """D = e^{2γB²‖W‖²} is not a number here; it was an error."""
+def test_bounds_are_finite_for_inputs_with_large_norms() -> None:
+    """Regression: D = e^{2γB²‖W‖²} overflows, so its logarithm must be used."""
     W, U = of_norm(normal(5, 4), 0.9), 0.01 * normal(5, 3, seed=1)
     (facts,) = layer_facts(whole(W, U, 1.0), 100 * vectors(3, 3))
-    found = similarity_bounds(facts)
-    assert bool((found.measured <= found.bound * (1 + 1e-9)).all())
-    assert math.isfinite(found.remark_3)
+    bounds = similarity_bounds(facts)
+    assert bool((bounds.measured <= bounds.bound * (1 + 1e-9)).all())
+    assert math.isfinite(bounds.remark_3)

@@ -10,7 +10,7 @@ from equilibria.papers.theory import linear_maps
 from tests.papers.theory.geq_branches import normal
 
 
-def test_norms_of_linear_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_agree_with_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = normal(9, 6)
 
     def mapped(v: Tensor) -> Tensor:
@@ -20,9 +20,9 @@ def test_norms_of_linear_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     gram = float((matrix.T @ matrix).square().sum())
     assert linear_maps.frobenius(mapped, (2, 3)) == pytest.approx(squares)
     assert linear_maps.gram_frobenius(mapped, (2, 3)) == pytest.approx(gram)
-    least = float(torch.linalg.svdvals(matrix)[-1])
-    assert linear_maps.least_singular(mapped, (2, 3)) == pytest.approx(least)
-    monkeypatch.setattr(linear_maps, "MOST_COLUMNS", 5)
+    smallest = float(torch.linalg.svdvals(matrix)[-1])
+    assert linear_maps.least_singular(mapped, (2, 3)) == pytest.approx(smallest)
+    monkeypatch.setattr(linear_maps, "MAX_MATRIX_COLUMNS", 5)
     assert linear_maps.frobenius(mapped, (2, 3)) == pytest.approx(squares, rel=0.2)
     assert linear_maps.gram_frobenius(mapped, (2, 3)) == pytest.approx(gram, rel=0.3)
     assert linear_maps.least_singular(mapped, (2, 3)) == 0

@@ -28,10 +28,10 @@ def test_lemma_1_unit_layers_compute_the_same_network(
 
     weights = [random(b, a) for a, b in pairwise(sizes)]
     heights = sizes[1:]
-    least = max([a + b for a, b in pairwise(heights)], default=heights[0])
-    factors = universal_hidden_units(weights, least + extra)
+    width = max([a + b for a, b in pairwise(heights)], default=heights[0])
+    factors = universal_hidden_units(weights, width + extra)
     assert all(
-        factor.shape == (w.shape[0], least + extra)
+        factor.shape == (w.shape[0], width + extra)
         for factor, w in zip(factors, weights, strict=True)
     )
     for factor, following, weight in zip(factors, factors[1:], weights[1:], strict=False):
@@ -45,7 +45,7 @@ def test_lemma_1_unit_layers_compute_the_same_network(
         z = factor.mT @ (factor @ z + bias).relu()
     torch.testing.assert_close(factors[-1] @ z, weights[-1] @ s, rtol=1e-8, atol=1e-8)
     with pytest.raises(ValueError, match="at least"):
-        universal_hidden_units(weights, least - 1)
+        universal_hidden_units(weights, width - 1)
 
 
 @given(sizes=sizes, seed=st.integers(0, 2**16))
@@ -71,12 +71,12 @@ def test_lemma_2_a_deep_opteq_contains_the_network(sizes: list[int], seed: int) 
     assert (layer.last_solution.iterations <= 2).all(), "the map is constant"
 
 
-def test_networks_that_do_not_fit_are_refused() -> None:
+def test_inconsistent_networks_raise() -> None:
     with pytest.raises(ValueError, match="L \\+ 1 weights and L biases"):
         deep_opteq_of_network([torch.eye(2)], [torch.ones(2)])
     with pytest.raises(ValueError, match="L >= 1 layers"):
         deep_opteq_of_network([torch.eye(2)], [])
-    with pytest.raises(ValueError, match="takes 2 numbers, but layer 1 gives 3"):
+    with pytest.raises(ValueError, match="has 2 columns, but layer 1 has 3 outputs"):
         universal_hidden_units([torch.ones(3, 2), torch.ones(1, 2)])
 
 
@@ -86,7 +86,7 @@ def unit(norm: float, width: int = 5) -> UnitLayer:
     return UnitLayer(W, torch.randn(width, 3, dtype=torch.float64), bias=False, activation="tanh")
 
 
-def test_is_proximal_tells_what_a_map_earns() -> None:
+def test_is_proximal_reports_each_property() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, dtype=torch.float64)
     assert is_proximal(DeepOptEqCell([unit(0.95)]), x)
@@ -111,7 +111,7 @@ def test_is_proximal_tells_what_a_map_earns() -> None:
     assert not is_proximal(y_space, x).is_gradient
 
 
-def test_a_rotation_is_no_proximal_operator() -> None:
+def test_rotation_is_not_a_proximal_operator() -> None:
     class Rotation(eq.Cell):
         def inject(self, x: torch.Tensor) -> eq.Context:
             return eq.Context(sample={"x": x})

@@ -1,4 +1,4 @@
-"""OptEq's Table 1, row by row: fixed points against numerical minimizers, and which are proxes."""
+"""OptEq's Table 1 by row: fixed points against numerical minimizers, and proximal operators."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def orthogonal() -> Tensor:
 
 
 def unit(mu: float = 1.0, alpha: float = 1.0) -> UnitLayer:
-    """A layer with an invertible W, so that φ has a closed form on the whole space."""
+    """Return a layer with an invertible W, for which φ has a closed form on the whole space."""
     W = random(SIZE, SIZE, seed=1) + 2 * torch.eye(SIZE)
     W *= 0.9 / torch.linalg.matrix_norm(W, 2)
     return UnitLayer(
@@ -43,7 +43,7 @@ def unit(mu: float = 1.0, alpha: float = 1.0) -> UnitLayer:
 
 
 def phi(layer: UnitLayer, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """φ = ψ* − ½‖·‖² of Theorem 1, ψ*(z) = 1ᵀS*(W⁻ᵀμz)/μ − ⟨Ux + b, W⁻ᵀz⟩, for one sample."""
+    """Return φ = ψ* − ½‖·‖² of Theorem 1, ψ*(z) = 1ᵀS*(W⁻ᵀμz)/μ − ⟨Ux + b, W⁻ᵀz⟩."""
     W, c = layer.W.weights((SIZE,))[0].detach(), layer.inject(x)["c"].detach()[0]
 
     def value(z: Tensor) -> Tensor:
@@ -61,8 +61,8 @@ def minimizer(function: Callable[[Tensor], Tensor], size: int = SIZE) -> Tensor:
         return value.item(), torch.autograd.grad(value, z)[0].numpy()
 
     start = np.full(size, 0.1)
-    found = minimize(with_gradient, start, jac=True, method="BFGS", options={"gtol": 1e-10})
-    return torch.from_numpy(found.x)
+    result = minimize(with_gradient, start, jac=True, method="BFGS", options={"gtol": 1e-10})
+    return torch.from_numpy(result.x)
 
 
 def equilibrium(cell: eq.Cell, x: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def test_row_3_is_a_prox_exactly_for_isometries(name: str) -> None:
     report = is_proximal(cell, x)
     assert bool(report) == (name in ISOMETRIES)
     assert report.is_gradient == (name in ISOMETRIES)
-    # In the metric of RᵀR it always is one.
+    # In the metric of RᵀR it always is a proximal operator.
     shift = torch.zeros(SIZE, dtype=torch.float64) if t is None else t
     value, v = phi(layer, x), random(1, SIZE, seed=8)
     image = cell.step(v, cell.inject(x))
@@ -121,7 +121,7 @@ def test_row_3_is_a_prox_exactly_for_isometries(name: str) -> None:
     torch.testing.assert_close(image[0], near, rtol=0, atol=1e-7)  # type: ignore[index]
 
 
-def test_row_3_the_bound_holds_and_the_rate_is_that_of_the_layer() -> None:
+def test_row_3_bound_holds_and_the_rate_is_that_of_the_layer() -> None:
     R, t = CHANGES["affine"]
     layer, x = unit(), random(1, 3, seed=4)
     cell = AffineOptEqCell(layer, R, t)
@@ -143,7 +143,7 @@ def multivariate(rank: int = SIZE, norm: float = 0.95) -> tuple[MultivariateOptE
     return MultivariateOptEqCell(W, U, nn.Parameter(F), bias=bias), W
 
 
-def test_row_4_is_the_prox_of_a_quadratic_and_its_fixed_point_the_minimizer() -> None:
+def test_row_4_is_the_prox_of_a_quadratic_and_finds_its_minimizer() -> None:
     cell, W = multivariate()
     x = random(1, 3, seed=4)
     context = cell.inject(x)
@@ -171,7 +171,7 @@ def test_row_4_is_the_prox_of_a_quadratic_and_its_fixed_point_the_minimizer() ->
 
 
 @pytest.mark.parametrize("rank", [SIZE, 2])
-def test_row_4_is_a_prox_where_the_norm_is_at_most_one(rank: int) -> None:
+def test_row_4_is_a_prox_if_the_norm_is_at_most_one(rank: int) -> None:
     x = random(2, 3, seed=4)
     cell, _ = multivariate(rank, norm=1.0)
     assert is_proximal(cell, x, tolerance=1e-10)
@@ -185,8 +185,8 @@ def test_row_4_is_a_prox_where_the_norm_is_at_most_one(rank: int) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.8])
-def test_row_2_the_skip_connection_is_the_prox_of_a_moreau_envelope(alpha: float) -> None:
-    """f_α(v) = argmin_u α M_φ^{1−α}(u) + ½‖u − v‖², and its fixed points are f's."""
+def test_row_2_skip_connection_is_the_prox_of_a_moreau_envelope(alpha: float) -> None:
+    """f_α(v) = argmin_u α M_φ^{1−α}(u) + ½‖u − v‖², with the fixed points of f."""
     layer, x = unit(alpha=alpha), random(1, 3, seed=4)
     cell = DeepOptEqCell([layer])
     torch.testing.assert_close(equilibrium(cell, x), equilibrium(DeepOptEqCell([unit()]), x))
@@ -203,7 +203,7 @@ def test_row_2_the_skip_connection_is_the_prox_of_a_moreau_envelope(alpha: float
     torch.testing.assert_close(image[0].detach(), near, rtol=0, atol=1e-7)  # type: ignore[index]
 
 
-def test_a_skip_connection_in_other_coordinates_keeps_the_fixed_point() -> None:
+def test_skip_connection_in_other_coordinates_keeps_the_fixed_point() -> None:
     R, t = CHANGES["affine"]
     x = random(2, 3, seed=4)
     plain, skipping = (AffineOptEqCell(unit(alpha=a), R, t) for a in (1.0, 0.4))
@@ -240,7 +240,7 @@ def test_gradients_reach_the_input_and_every_parameter(make: Callable[[], eq.Cel
 
 
 @pytest.mark.parametrize("make", [affine_cell, multivariate_cell])
-def test_cells_copy_pickle_and_take_empty_batches(make: Callable[[], eq.Cell]) -> None:
+def test_cells_support_copy_pickle_and_empty_batches(make: Callable[[], eq.Cell]) -> None:
     cell = make()
     x = random(2, 3, seed=4)
     expected = equilibrium(cell, x)
@@ -253,7 +253,7 @@ def test_cells_copy_pickle_and_take_empty_batches(make: Callable[[], eq.Cell]) -
     torch.testing.assert_close(rough.state, expected.float(), rtol=1e-3, atol=1e-3)
 
 
-def test_both_act_on_the_channels_of_images() -> None:
+def test_both_cells_act_on_the_channels_of_images() -> None:
     torch.manual_seed(0)
     W = eq.Conv2d(3, 4, 3, norm="bound", zeta=0.9).double()
     U = eq.Conv2d(2, 4, 3).double()
@@ -271,10 +271,10 @@ def test_both_act_on_the_channels_of_images() -> None:
     assert (mixing.objective(mixing.inject(x)).residual(z) < 1e-9).all()
 
 
-def test_the_factor_of_a_matrix() -> None:
+def test_psd_factor_reproduces_the_matrix() -> None:
     F = random(4, 2)
-    found = psd_factor(F @ F.T)
-    torch.testing.assert_close(found @ found.T, F @ F.T)
+    factor = psd_factor(F @ F.T)
+    torch.testing.assert_close(factor @ factor.T, F @ F.T)
     with pytest.raises(ValueError, match="symmetric"):
         psd_factor(random(3, 3))
     with pytest.raises(ValueError, match="positive semidefinite"):
@@ -283,7 +283,7 @@ def test_the_factor_of_a_matrix() -> None:
         psd_factor(F)
 
 
-def test_shapes_are_checked() -> None:
+def test_wrong_shapes_raise() -> None:
     with pytest.raises(ValueError, match="square"):
         AffineOptEqCell(unit(), random(4, 3))
     with pytest.raises(ValueError, match="invertible"):

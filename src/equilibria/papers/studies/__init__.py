@@ -1,7 +1,8 @@
-"""Studies: experiments besides the papers' tables, which `equilibria reproduce ID` carries out.
+"""Studies: experiments besides the papers' tables, run by `equilibria reproduce ID`.
 
-`comparing` decides claims by paired seeds, for the comparisons listed in `claims`. Each other
-module is one study. Settings are dataclasses; `study` writes the files.
+`comparing` decides the claims listed in `claims` with paired seeds. `certified`, `digits`,
+`early_exit`, `photographs`, `small_budgets` and `theorem6` are one study each. `study` defines the
+interface and writes the files.
 """
 
 from equilibria.papers.studies import (

@@ -1,4 +1,4 @@
-"""The claims of the papers that are decided, each by a comparison of trained models."""
+"""Claims of the papers, as comparisons of trained models."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from equilibria.papers.studies.contestants import (
 from equilibria.papers.studies.family import Contestant
 
 MARGIN = 0.005
-"""Half a point of accuracy: less is of no account."""
+"""Smallest relevant difference in accuracy: half a percentage point."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A number of a model: its test accuracy, or one that `_measures` takes."""
+    """A measure of a model: its test accuracy, or one of `measures.MEASURES`."""
 
     contestant: Contestant
     measure: str = "accuracy"
@@ -34,9 +34,14 @@ class Value:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A claim: one number is above another, seed by seed.
+    """A claim that one measure is larger than another, with paired seeds.
 
-    scale: from the number to the one that is shown; 100 for points of accuracy.
+    Attributes:
+        claim: The claim, as text.
+        above: The measure that is claimed to be larger.
+        below: The measure that is claimed to be smaller.
+        margin: Smallest relevant difference.
+        scale: Factor from a measure to the number in tables; 100 for percentage points.
     """
 
     claim: str
@@ -48,7 +53,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ClaimStudy:
-    """Claims that the same trained models decide."""
+    """Claims that are decided by the same trained models."""
 
     name: str
     title: str
@@ -65,16 +70,16 @@ class ClaimStudy:
         return list({value.contestant.name: value.contestant for value in self.values}.values())
 
 
-def _accuracy(claim: str, above: Contestant, below: Contestant) -> Comparison:
+def _accuracy_claim(claim: str, above: Contestant, below: Contestant) -> Comparison:
     return Comparison(claim, Value(above), Value(below))
 
 
-def _of_features(claim: str, up: Contestant, down: Contestant, measure: str) -> Comparison:
+def _feature_claim(claim: str, up: Contestant, down: Contestant, measure: str) -> Comparison:
     name = f"heritage_diversity.{measure}"
     return Comparison(claim, Value(up, name), Value(down, name), margin=0.01, scale=1.0)
 
 
-def _perturbed(claim: str, other: str) -> Comparison:
+def _perturbation_claim(claim: str, other: str) -> Comparison:
     random = Value(MOPTEQ, f"perturbations.{other}")
     return Comparison(claim, random, Value(MOPTEQ, "perturbations.reconstructed"))
 
@@ -86,16 +91,16 @@ CLAIM_STUDIES = {
             "hhd",
             "HH&D over POptEqs",
             "MOptEqs, Table 1 (a)",
-            (_accuracy("MOptEqs is more accurate than POptEqs", MOPTEQ, POPTEQ),),
+            (_accuracy_claim("MOptEqs is more accurate than POptEqs", MOPTEQ, POPTEQ),),
         ),
         ClaimStudy(
             "heritage-diversity",
             "H up and D down under HH&D",
             "MOptEqs, Figure 2",
             (
-                _of_features("H is larger in MOptEqs than in POptEqs", MOPTEQ, POPTEQ, "H"),
-                _of_features("D is smaller in MOptEqs than in POptEqs", POPTEQ, MOPTEQ, "D"),
-                _of_features("H/D is larger in MOptEqs than in POptEqs", MOPTEQ, POPTEQ, "ratio"),
+                _feature_claim("H is larger in MOptEqs than in POptEqs", MOPTEQ, POPTEQ, "H"),
+                _feature_claim("D is smaller in MOptEqs than in POptEqs", POPTEQ, MOPTEQ, "D"),
+                _feature_claim("H/D is larger in MOptEqs than in POptEqs", MOPTEQ, POPTEQ, "ratio"),
             ),
         ),
         ClaimStudy(
@@ -103,7 +108,7 @@ CLAIM_STUDIES = {
             "PE",
             "MOptEqs, Tables 1 and 5, Figure 3 (b)",
             (
-                _accuracy("PE makes MOptEqs more accurate", MOPTEQ_PE, MOPTEQ),
+                _accuracy_claim("PE makes MOptEqs more accurate", MOPTEQ_PE, MOPTEQ),
                 Comparison(
                     "PE makes MOptEqs more accurate under PGD",
                     Value(MOPTEQ_PE, "robustness.pgd"),
@@ -116,35 +121,43 @@ CLAIM_STUDIES = {
             "Reconstructed δ worse than random",
             "MOptEqs, Figure 3 (a)",
             (
-                _perturbed("The reconstructed δ harms more than a random one of ±ε", "binomial"),
-                _perturbed("The reconstructed δ harms more than a uniform one", "uniform"),
+                _perturbation_claim(
+                    "The reconstructed δ harms more than a random one of ±ε", "binomial"
+                ),
+                _perturbation_claim("The reconstructed δ harms more than a uniform one", "uniform"),
             ),
         ),
         ClaimStudy(
             "opteq",
             "OptEq over a plain network of its size",
             "OptEq, Table 3",
-            (_accuracy("Deep OptEq is more accurate than a plain network", DEEP_OPTEQ, PLAIN),),
+            (
+                _accuracy_claim(
+                    "Deep OptEq is more accurate than a plain network", DEEP_OPTEQ, PLAIN
+                ),
+            ),
         ),
         ClaimStudy(
             "mondeq",
             "OptEq over monDEQ of its size",
             "OptEq, Table 4",
-            (_accuracy("Deep OptEq is more accurate than monDEQ", DEEP_OPTEQ, MONDEQ),),
+            (_accuracy_claim("Deep OptEq is more accurate than monDEQ", DEEP_OPTEQ, MONDEQ),),
         ),
         ClaimStudy(
             "geq",
             "GEQ over MOptEqs",
             "GEQ, Tables 1 and 2",
-            (_accuracy("GEQ is more accurate than MOptEqs, both without PE", GEQ, MOPTEQ),),
+            (_accuracy_claim("GEQ is more accurate than MOptEqs, both without PE", GEQ, MOPTEQ),),
         ),
         ClaimStudy(
             "kernels",
             "The Gaussian kernel over others",
             "GEQ, Table 5",
             (
-                _accuracy("The Gaussian kernel is ahead of the polynomial one", GEQ, POLYNOMIAL),
-                _accuracy("The Gaussian kernel is ahead of the sigmoid one", GEQ, SIGMOID),
+                _accuracy_claim(
+                    "The Gaussian kernel is ahead of the polynomial one", GEQ, POLYNOMIAL
+                ),
+                _accuracy_claim("The Gaussian kernel is ahead of the sigmoid one", GEQ, SIGMOID),
             ),
         ),
         ClaimStudy(
@@ -152,8 +165,10 @@ CLAIM_STUDIES = {
             "Regularizers",
             "OptEq, Tables 3 and 5",
             (
-                _accuracy("Decorrelation makes Deep OptEq more accurate", DECORRELATED, DEEP_OPTEQ),
-                _accuracy("HSIC makes Deep OptEq more accurate", INDEPENDENT, DEEP_OPTEQ),
+                _accuracy_claim(
+                    "Decorrelation makes Deep OptEq more accurate", DECORRELATED, DEEP_OPTEQ
+                ),
+                _accuracy_claim("HSIC makes Deep OptEq more accurate", INDEPENDENT, DEEP_OPTEQ),
             ),
         ),
     )

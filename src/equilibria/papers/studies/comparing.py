@@ -3,10 +3,9 @@
     equilibria reproduce hhd --quick --seeds 8   # eight seeds, 8×8 images
     equilibria reproduce hhd                     # many more images, of 16×16
 
-Models of one size are trained on small images of Fashion-MNIST until their validation curves are
-flat, and compared seed by seed (docs/results.md). Every run is kept in OUTPUT/runs as soon as it is
-finished: an interrupted command continues there, more seeds add to the existing ones, and studies
-share runs.
+Models of equal size are trained on small images of Fashion-MNIST until their validation curves are
+flat, and compared with paired seeds (docs/results.md). Every finished run is kept in OUTPUT/runs.
+An interrupted command continues there, more seeds extend the existing ones, and studies share runs.
 """
 
 from __future__ import annotations
@@ -35,16 +34,29 @@ from equilibria.papers.studies.protocol import (
     Runs,
     check_matched,
 )
-from equilibria.papers.studies.study import Found, Study, Work, markdown_table
+from equilibria.papers.studies.study import Study, StudyOutcome, Work, markdown_table
 from equilibria.training.metrics import StepProgress
 
 LADDER_RUNS = 3
-"""At least so many rates are tried of each model."""
+"""Smallest number of learning rates that are tried for each model."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a comparison came to, in the numbers that are shown."""
+    """Result of a comparison, in the units of tables.
+
+    Attributes:
+        claim: The claim, as text.
+        answer: Whether it holds.
+        difference: Mean difference over the seeds.
+        low: Lower end of the 95 % interval.
+        high: Upper end of the 95 % interval.
+        seeds: Number of seeds.
+        deviation: Standard deviation of the difference.
+        margin: Smallest relevant difference.
+        seeds_needed: Number of seeds that would decide the claim.
+        hours_needed: Core-hours for that number of seeds.
+    """
 
     claim: str
     answer: Answer
@@ -56,17 +68,16 @@ class Finding:
     margin: float
     seeds_needed: int
     hours_needed: float
-    """Core-hours for so many seeds."""
 
     @property
     def verdict(self) -> str:
-        if self.answer != "cannot be told here":
+        if self.answer != "undecided":
             return self.answer
         return f"{self.answer} (needs {self.hours_needed:.1f} core-hours)"
 
 
 Results = dict[str, list[ContestantRun]]
-"""By the name of a model, a run a seed."""
+"""Runs by the name of a model, one per seed."""
 
 
 def planned_runs(study: ClaimStudy, seeds: Sequence[int]) -> int:
@@ -75,9 +86,9 @@ def planned_runs(study: ClaimStudy, seeds: Sequence[int]) -> int:
 
 
 def compared(study: ClaimStudy, seeds: Sequence[int], runs: Runs, progress: Progress) -> Results:
-    """All runs of a study, those that the folder holds from there."""
+    """Return all runs of a study; finished ones are read from the folder."""
     check_sizes(study, runs)
-    follow = _Followed(progress, runs.protocol.most_epochs)
+    follow = _EpochReporter(progress, runs.protocol.most_epochs)
     results: Results = {contestant.name: [] for contestant in study.contestants}
     rates = {contestant.name: runs.rate(contestant, follow) for contestant in study.contestants}
     for seed in seeds:
@@ -101,14 +112,14 @@ def check_sizes(study: ClaimStudy, runs: Runs) -> None:
 
 
 def _measures_of(study: ClaimStudy, contestant: str) -> list[str]:
-    """What is measured of a model, besides its accuracy."""
-    of_it = [value.measure for value in study.values if value.contestant.name == contestant]
-    return list(dict.fromkeys(name.partition(".")[0] for name in of_it if "." in name))
+    """Return the measures of a model besides its accuracy."""
+    names = [value.measure for value in study.values if value.contestant.name == contestant]
+    return list(dict.fromkeys(name.partition(".")[0] for name in names if "." in name))
 
 
 @dataclass(frozen=True)
-class _Followed:
-    """Reports every epoch."""
+class _EpochReporter:
+    """Creates callbacks that report every epoch."""
 
     progress: Progress
     epochs: int
@@ -130,9 +141,9 @@ def number(run: ContestantRun, measure: str) -> float:
 
 
 def cost(run: ContestantRun, values: Iterable[Value]) -> float:
-    """CPU seconds of a run, with those of what is measured of it for these values."""
-    wanted = {v.measure.partition(".")[0] for v in values if v.contestant.name == run.name}
-    spent = (run.measures.get(f"{name}.seconds", 0.0) for name in wanted)
+    """Return the CPU seconds of a run, including the measures that the values need."""
+    needed = {v.measure.partition(".")[0] for v in values if v.contestant.name == run.name}
+    spent = (run.measures.get(f"{name}.seconds", 0.0) for name in needed)
     return run.seconds + sum(spent)
 
 
@@ -171,7 +182,7 @@ class Settings:
     """Settings of a study that decides claims.
 
     Args:
-        quick: 8×8 images, 1,000 to train on; otherwise 16×16 images and 20,000, many hours.
+        quick: Train on 1,000 images of 8×8; otherwise on 20,000 images of 16×16, for many hours.
         seeds: Number of paired seeds, at least 2.
         root: Folder of the data sets.
     """
@@ -183,12 +194,12 @@ class Settings:
     def __post_init__(self) -> None:
         if self.seeds < 2:
             raise ValueError(
-                f"an interval needs at least two seeds, got {self.seeds}: raise --seeds"
+                f"seeds must be at least 2 for an interval, got {self.seeds}: raise --seeds"
             )
 
 
-def carry_out(study: ClaimStudy, settings: Settings, work: Work) -> Found:
-    """Train what is missing, and compare the models seed by seed."""
+def carry_out(study: ClaimStudy, settings: Settings, work: Work) -> StudyOutcome:
+    """Train the missing runs, and compare the models with paired seeds."""
     torch.set_num_threads(1)
     protocol = QUICK if settings.quick else FULL
     folder = work.output / RUNS / ("claims-quick" if settings.quick else "claims")
@@ -198,29 +209,29 @@ def carry_out(study: ClaimStudy, settings: Settings, work: Work) -> Found:
     return summary(study, results, protocol)
 
 
-def summary(study: ClaimStudy, results: Results, protocol: Protocol) -> Found:
-    """The findings with all runs, and their tables."""
+def summary(study: ClaimStudy, results: Results, protocol: Protocol) -> StudyOutcome:
+    """Evaluate all comparisons, and write their tables."""
     findings = [find(comparison, results) for comparison in study.comparisons]
-    everything = [run for some in results.values() for run in some]
-    minutes = sum(cost(run, study.values) for run in everything) / 60
-    capped = sum(not run.flat for run in everything)
+    all_runs = [run for runs in results.values() for run in runs]
+    minutes = sum(cost(run, study.values) for run in all_runs) / 60
+    capped = sum(not run.flat for run in all_runs)
     rows = [["claim", "verdict", "difference", "95 % interval", "n"]]
-    for found in findings:
+    for finding in findings:
         rows.append(
             [
-                found.claim,
-                found.verdict,
-                f"{found.difference:+.2f}",
-                f"[{found.low:+.2f}, {found.high:+.2f}]",
-                str(found.seeds),
+                finding.claim,
+                finding.verdict,
+                f"{finding.difference:+.2f}",
+                f"[{finding.low:+.2f}, {finding.high:+.2f}]",
+                str(finding.seeds),
             ]
         )
-    return Found(
+    return StudyOutcome(
         data={
             "protocol": asdict(protocol),
             "core_minutes": minutes,
             "findings": [{**asdict(finding), "verdict": finding.verdict} for finding in findings],
-            "runs": [asdict(run) for run in everything],
+            "runs": [asdict(run) for run in all_runs],
         },
         text="\n".join(
             [
@@ -232,9 +243,9 @@ def summary(study: ClaimStudy, results: Results, protocol: Protocol) -> Found:
                 "differences in points.",
             ]
         ),
-        about=f"{minutes:.1f} core-minutes without the choice of the learning rates; "
-        f"{capped} of {len(everything)} runs met the limit of epochs. How it is decided: "
-        "[results](../results.md#how-a-claim-is-decided).",
+        about=f"{minutes:.1f} core-minutes, without the choice of the learning rates. "
+        f"{capped} of {len(all_runs)} runs reached the limit of epochs. "
+        "[How a claim is decided](../results.md#how-a-claim-is-decided).",
     )
 
 
@@ -247,29 +258,34 @@ def studies() -> list[Study]:
 
 
 def claims_table(folder: Path, studies: Iterable[ClaimStudy]) -> str:
-    """Return a Markdown table of the claims that the quick records in a folder decide."""
+    """Return a Markdown table of the claims in the quick records of a folder.
+
+    Args:
+        folder: Folder with the records.
+        studies: Studies to list; those without a record are omitted.
+    """
     rows = [["claim", "verdict", "difference, 95 % interval", "n", "core-minutes", "command"]]
     for study in studies:
         file = folder / f"{study.name}-quick.json"
         if not file.exists():
             continue
         content = json.loads(file.read_text(encoding="utf-8"))
-        for number, found in enumerate(content["findings"]):
-            span = f"{found['difference']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]"
-            claim = f"[{found['claim']}]({folder.name}/{file.stem}.md)"
-            row = [claim, f"**{found['verdict']}**", span, str(found["seeds"])]
+        for number, finding in enumerate(content["findings"]):
+            span = f"{finding['difference']:+.2f} [{finding['low']:+.2f}, {finding['high']:+.2f}]"
+            claim = f"[{finding['claim']}]({folder.name}/{file.stem}.md)"
+            row = [claim, f"**{finding['verdict']}**", span, str(finding["seeds"])]
             row += [f"{content['core_minutes']:.1f}", f"`{content['command']}`"]
             rows.append(row if number == 0 else [*row[:4], "", ""])
     return "\n".join(markdown_table(rows)) + "\n"
 
 
 def _models(study: ClaimStudy, results: Results) -> list[list[str]]:
-    """A row a model: its size, rate and epochs, and every number that is compared."""
+    """Return one row per model: size, learning rate, epochs and all measures."""
     measures = list(dict.fromkeys(value.measure for value in study.values))
     measures = list(dict.fromkeys(["accuracy", *measures]))
     scales = {value.measure: c.scale for c in study.comparisons for value in (c.above, c.below)}
     titles = [name.partition(".")[2] or name for name in measures]
-    rows = [["model", "parameters", "learning rate", "epochs", *titles, "CPU s a run"]]
+    rows = [["model", "parameters", "learning rate", "epochs", *titles, "CPU s per run"]]
     for contestant in study.contestants:
         runs = results[contestant.name]
         epochs = [float(run.epochs) for run in runs]

@@ -1,4 +1,4 @@
-"""The models of the studies that decide claims: about 9,500 parameters each."""
+"""Models of the studies that decide claims, with about 9,500 parameters each."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from equilibria.papers.studies.family import Contestant
 
 CHANNELS = 12
 STEM: dict[str, Any] = {"stem_strides": 1}
-"""The images are brought to half of their size: features are of 4×4 (8×8 without --quick)."""
+"""The stem halves the images: features have 4×4 pixels (8×8 without --quick)."""
 NORM: dict[str, Any] = {**STEM, "norm": "estimate"}
-"""‖W‖ by power iteration, as in the papers' large models: the rigorous bound of a kernel that
-covers half of its map costs a third of a training step."""
+"""‖W‖ by power iteration, as in the papers' large models. A rigorous bound would cost a third of a
+training step, because the kernels cover half of the feature map."""
 BRANCHES: dict[str, Any] = {**NORM, "channels": CHANNELS, "widths": (CHANNELS,) * 3}
 LAYERS: dict[str, Any] = {**NORM, "channels": CHANNELS, "widths": (CHANNELS,) * 5}
 DIVERSITY = 0.03
-"""λ. The papers have 0.01 to 0.02 at 32 channels; λ(C − 1) is what D weighs against H."""
+"""λ. The papers use 0.01 to 0.02 with 32 channels; λ(C − 1) is the weight of D relative to H."""
 COUPLED: dict[str, Any] = {**BRANCHES, "diversity": DIVERSITY}
 
 POPTEQ = Contestant("popteq", "POptEqs", "popteq-small", BRANCHES)
@@ -44,7 +44,7 @@ PLAIN = Contestant(
 )
 MONDEQ = Contestant("mondeq", "monDEQ", "mondeq-small", {**STEM, "channels": 16})
 REGULARIZED: dict[str, Any] = {**LAYERS, "gamma": 0.1, "placement": "paper"}
-"""At γ = 0.1 a step of decorrelation is 14 % of z, one of HSIC 0.9 % (as initialized)."""
+"""With γ = 0.1 a step of decorrelation changes z by 14 %, a step of HSIC by 0.9 % (initially)."""
 DECORRELATED = Contestant(
     "deep-opteq-decorrelation",
     "Deep OptEq, decorrelation",

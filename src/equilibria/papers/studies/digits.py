@@ -1,13 +1,13 @@
-"""Does every family train? Each model on the embedded digits, within a minute.
+"""Training of every model family on the embedded digits, within a minute each.
 
     equilibria reproduce digits [models=[NAME,...]] [seed=0] [budget=60]
 
-1347 images to train on, the library's 450 held-out images to test on. One setting for all models,
-but for fewer epochs where a step costs most. Epochs, learning rate and gradient rule were chosen on
-parts of the training images (validate=true repeats that: a quarter of them takes the place of the
-held-out ones). The table says how many parameters a model has, its held-out accuracy, the CPU
-seconds of its training on one thread and those on the clock (more where other programs want the
-core), the mean iterations of a solve in evaluation and the share of samples whose solve converged.
+Models train on 1347 images and are tested on the library's 450 held-out images. All share one
+setting, except that models with costly steps train for fewer epochs. Epochs, learning rate and
+gradient rule were chosen with validate=true, which holds out a quarter of the training images
+instead of the test images. The table has the number of parameters, the held-out accuracy, CPU
+seconds of the training on one thread, elapsed seconds, and for the evaluation the mean iterations
+of a solve and the share of samples that converged.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from equilibria.data import RandomShift, Split, load_digits, stratified_split
-from equilibria.papers.studies.family import Contestant, contestants, left_out
+from equilibria.papers.studies.family import Contestant, contestants, unavailable
 from equilibria.papers.studies.fitting import FitOutcome, Progress, fit, machine, optional
-from equilibria.papers.studies.study import Found, Study, Work, markdown_table
+from equilibria.papers.studies.study import Study, StudyOutcome, Work, markdown_table
 from equilibria.training import TrainingSettings
 
 TARGET = 0.98
 EPOCHS = 30
 COSTLY = ("mopteq-small", "mopteq-small+pe", "mondeq-small", "node-small", "anode-small")
 COSTLY_EPOCHS = 14
-"""For models of which thirty epochs take about a minute or more."""
+"""Epochs of models for which thirty take about a minute or more."""
 LEARNING_RATE = 2e-2
 BATCH_SIZE = 64
 WEIGHT_DECAY = 1e-2
@@ -34,7 +34,7 @@ AUGMENTATION = RandomShift(1)
 
 VALIDATION_SHARE = 0.25
 VALIDATION_SEED = 1000
-"""Of the parting of the training images; a run's own seed is added."""
+"""Seed of the validation split; the seed of the run is added."""
 
 
 def epochs_of(contestant: Contestant) -> int:
@@ -43,7 +43,7 @@ def epochs_of(contestant: Contestant) -> int:
 
 
 def row(contestant: Contestant, outcome: FitOutcome, epochs: int, budget: float) -> list[str]:
-    """The cells of one model."""
+    """Return the cells of one model."""
     reached = outcome.accuracy >= TARGET and outcome.seconds <= budget
     return [
         contestant.title,
@@ -60,7 +60,7 @@ def row(contestant: Contestant, outcome: FitOutcome, epochs: int, budget: float)
 
 
 def heading(budget: float) -> list[str]:
-    """The names of the columns."""
+    """Return the titles of the columns."""
     return [
         *("model", "parameters", "accuracy", "errors", "epochs", "CPU s", "clock s"),
         *("iterations", "converged", f"{TARGET:.0%} in {budget:g} s"),
@@ -69,7 +69,16 @@ def heading(budget: float) -> list[str]:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the study; `epochs` None: 30, or 14 for models whose steps cost most."""
+    """Settings of the study.
+
+    Args:
+        models: Names of models; all available ones if empty.
+        seed: Seed of initialization and batches.
+        budget: CPU seconds within which a model should reach the target accuracy.
+        epochs: Number of epochs; by default 30, or 14 for models with costly steps.
+        learning_rate: Learning rate.
+        validate: Test on a quarter of the training images instead of the test images.
+    """
 
     models: tuple[str, ...] = ()
     seed: int = 0
@@ -79,7 +88,7 @@ class Settings:
     validate: bool = False
 
 
-def carry_out(settings: Settings, work: Work) -> Found:
+def carry_out(settings: Settings, work: Work) -> StudyOutcome:
     """Train each model on the digits and test it."""
     chosen = contestants(settings.models or None)
     training_settings = TrainingSettings(
@@ -98,11 +107,11 @@ def carry_out(settings: Settings, work: Work) -> Found:
         training, test = stratified_split(data.train, VALIDATION_SHARE, part)
     about = (
         f"{len(training)} digits to train on, {len(test)} "
-        f"{'training images left out' if settings.validate else 'held out'}; "
+        f"{'held-out training images' if settings.validate else 'held out'}; "
         f"learning rate {settings.learning_rate:g}, seed {settings.seed}; {machine()}."
     )
-    if not settings.models and left_out():
-        about += f" Left out: {', '.join(left_out())}."
+    if not settings.models and unavailable():
+        about += f" Not available: {', '.join(unavailable())}."
     assert isinstance(training, Split)
     assert isinstance(test, Split)
     progress = Progress(work, len(chosen))
@@ -120,8 +129,8 @@ def carry_out(settings: Settings, work: Work) -> Found:
         progress.finish_run()
         outcomes.append(outcome.as_data())
         rows.append(row(contestant, outcome, epochs, settings.budget))
-        work.say(" | ".join(rows[-1]))
-    return Found({"runs": outcomes}, "\n".join(markdown_table(rows)), about)
+        work.report(" | ".join(rows[-1]))
+    return StudyOutcome({"runs": outcomes}, "\n".join(markdown_table(rows)), about)
 
 
 STUDY = Study("digits", "", "Does every family of models train?", Settings, carry_out)

@@ -1,12 +1,13 @@
-"""What a certified early exit saves, in trained classifiers.
+"""Savings by certified early exit in trained classifiers.
 
     equilibria train digits-deep-opteq --output runs/deep  # and others
     equilibria reproduce early-exit runs=[runs/deep,runs/geq]
 
-For each run the share of test images whose class `certify` proves at three tolerances; evaluations
-of the map, all images together, to solve to 1e-4 and with `CertifiedExit` (those that judge the
-states of a reflection network included); the share that is certain by then; processor time, the
-median of solves in turn, one thread. Classes that differ are counted, and there must be none.
+For each run, the table has the share of test images whose class `certify` proves at three
+tolerances, the evaluations of the map over all images for a solve to 1e-4 and with `CertifiedExit`,
+the share of classes that are certain at the exit, and the median processor time on one thread.
+Evaluations include those that certify the states of a reflection network. Predictions that differ
+are counted, and the count must be 0.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import equilibria as eq
 from equilibria.certificates import CertifiedExit, certifier
 from equilibria.models.base import predicted_classes
 from equilibria.models.reflection.model import ReflectionNetwork
-from equilibria.papers.studies.study import Found, Study, Work
+from equilibria.papers.studies.study import Study, StudyOutcome, Work
 from equilibria.training.experiment import trained
 
 TOLERANCES = (1e-2, 1e-3, 1e-4)
@@ -34,16 +35,16 @@ TURNS = 7
 
 @dataclass
 class Saved:
-    """Of one run."""
+    """Measurements of one run."""
 
     run: str
     model: str
     certified: list[float]
-    """The share that `certify` proves at each of the tolerances."""
+    """Share that `certify` proves at each tolerance."""
     evaluations: int
     early: int
     exits: float
-    """The share whose class is certain in the model's own type."""
+    """Share whose class is certain in the floating-point type of the model."""
     different: int
     seconds: float
     early_seconds: float
@@ -59,15 +60,15 @@ def saved(run: Path, samples: int, turns: int) -> Saved:
     model = experiment.model.eval()
     images, _ = experiment.some_test_images(samples)
     shape = tuple(images.shape[1:])
-    by, shares = certifier(model, shape), []
+    certify, shares = certifier(model, shape), []
     for tolerance in TOLERANCES:
         with eq.solving(model, tolerance=tolerance):
-            shares.append(by(images, refine=False).share_certified)
+            shares.append(certify(images, refine=False).share_certified)
     quick = CertifiedExit(model, shape)
     times: tuple[list[float], list[float]] = ([], [])
     with eq.solving(model, tolerance=TOLERANCES[-1]), torch.no_grad():
         for _ in range(turns):
-            whole, evaluations = _timed(model, images, times[0])
+            full, evaluations = _timed(model, images, times[0])
             early, fewer = _timed(quick, images, times[1])
     return Saved(
         run=run.name,
@@ -76,7 +77,7 @@ def saved(run: Path, samples: int, turns: int) -> Saved:
         evaluations=evaluations,
         early=fewer,
         exits=float(quick.certified.double().mean()),
-        different=int((whole != early).sum()),
+        different=int((full != early).sum()),
         seconds=statistics.median(times[0]),
         early_seconds=statistics.median(times[1]),
     )
@@ -85,30 +86,30 @@ def saved(run: Path, samples: int, turns: int) -> Saved:
 def _timed(
     model: torch.nn.Module | CertifiedExit, images: Tensor, times: list[float]
 ) -> tuple[Tensor, int]:
-    """The classes, and how many evaluations of a map they took."""
+    """Return the predicted classes and the number of evaluations of the map."""
     solver = model.model if isinstance(model, CertifiedExit) else model
     with eq.solving(solver, record=True) as record:
         start = time.process_time()
         classes = predicted_classes(model(images))
         times.append(time.process_time() - start)
     judges = isinstance(model, CertifiedExit) and isinstance(solver, ReflectionNetwork)
-    judged = sum(len(one.iterations) for one in record.solutions) if judges else 0
-    return classes, judged + sum(int(one.sample_evaluations) for one in record.solutions)
+    judged = sum(len(solution.iterations) for solution in record.solutions) if judges else 0
+    return classes, judged + sum(int(solution.sample_evaluations) for solution in record.solutions)
 
 
-def table(found: Sequence[Saved]) -> str:
+def table(results: Sequence[Saved]) -> str:
     """Return the results of all runs as a Markdown table."""
     lines = [
         "| run | certified at 1e-2 / 1e-3 / 1e-4 (%) | evaluations to 1e-4 | early exit | saved | "
-        "certain (%) | processor time (s) | other classes |",
+        "certain (%) | processor time (s) | different classes |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for one in found:
-        shares = " / ".join(f"{100 * share:.1f}" for share in one.certified)
+    for result in results:
+        shares = " / ".join(f"{100 * share:.1f}" for share in result.certified)
         lines.append(
-            f"| {one.run} | {shares} | {one.evaluations} | {one.early} | {one.share:.0%} | "
-            f"{100 * one.exits:.1f} | {one.seconds:.3f} → {one.early_seconds:.3f} | "
-            f"{one.different} |"
+            f"| {result.run} | {shares} | {result.evaluations} | {result.early} | "
+            f"{result.share:.0%} | {100 * result.exits:.1f} | "
+            f"{result.seconds:.3f} → {result.early_seconds:.3f} | {result.different} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -120,7 +121,7 @@ class Settings:
     Args:
         runs: Folders of finished runs.
         samples: Number of test images.
-        turns: Number of solves that are timed.
+        turns: Number of timed repetitions.
     """
 
     runs: tuple[Path, ...]
@@ -128,14 +129,14 @@ class Settings:
     turns: int = TURNS
 
 
-def carry_out(settings: Settings, work: Work) -> Found:
+def carry_out(settings: Settings, work: Work) -> StudyOutcome:
     """Solve the test images of each run with and without the early exit."""
     torch.set_num_threads(1)
-    found = []
+    results = []
     for place, run in enumerate(settings.runs):
         work.on_progress(place, len(settings.runs), f"{run.name}: solving")
-        found.append(saved(run, settings.samples, settings.turns))
-    return Found({"runs": [asdict(one) for one in found]}, table(found))
+        results.append(saved(run, settings.samples, settings.turns))
+    return StudyOutcome({"runs": [asdict(result) for result in results]}, table(results))
 
 
-STUDY = Study("early-exit", "", "What a certified early exit saves", Settings, carry_out)
+STUDY = Study("early-exit", "", "Savings by certified early exit", Settings, carry_out)

@@ -1,4 +1,4 @@
-"""The models that the studies compare, by the names that their commands take."""
+"""Models that studies compare, by the names that their commands accept."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import nn
 import equilibria as eq
 
 HEAD_POOL = 4
-"""The images are small: heads average over 2×2 pixels, not over quarters of the image."""
+"""Number of pooled positions per side. The images are small: heads average over 2×2 pixels."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A registered model with options, under a name and a title of its own."""
+    """A registered model with options, a separate name and a title."""
 
     name: str
     title: str
@@ -26,7 +26,7 @@ class Contestant:
 
     @property
     def missing(self) -> str | None:
-        """Why the model cannot be built here, or None."""
+        """Reason why the model is not available, or None."""
         if self.model not in eq.list_models():
             return "not registered"
         if "node" in self.model and importlib.util.find_spec("torchdiffeq") is None:
@@ -59,9 +59,13 @@ FAMILY = (
 
 
 def contestants(names: Sequence[str] | None = None) -> list[Contestant]:
-    """Those of these names, registered models beyond the family included; by default the family.
+    """Return the contestants with given names; by default the available ones of the family.
 
-    Of the family, models that cannot be built here are left out; a name that is given must exist.
+    Args:
+        names: Names of the family or of registered models.
+
+    Raises:
+        ValueError: If a name is unknown.
     """
     if names is None:
         return [contestant for contestant in FAMILY if contestant.missing is None]
@@ -73,6 +77,6 @@ def contestants(names: Sequence[str] | None = None) -> list[Contestant]:
     return chosen
 
 
-def left_out() -> list[str]:
-    """What of the family cannot be built here, each with the reason."""
+def unavailable() -> list[str]:
+    """Return the models of the family that are not available, with reasons."""
     return [f"{c.name} ({c.missing})" for c in FAMILY if c.missing is not None]

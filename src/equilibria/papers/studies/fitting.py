@@ -1,4 +1,4 @@
-"""Training and evaluating one model of a study, with what it cost."""
+"""Training and evaluation of one model of a study, with their costs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,20 @@ EVALUATION_BATCH = 256
 
 @dataclass(frozen=True)
 class FitOutcome:
-    """One model, trained once."""
+    """Result of one training.
+
+    Attributes:
+        name: Name of the model.
+        seed: Seed of initialization and batches.
+        parameters: Number of parameters.
+        correct: Number of correct test samples.
+        samples: Number of test samples.
+        training_accuracy: Accuracy in the last epoch, on the augmented images.
+        seconds: CPU seconds of the training.
+        elapsed: Elapsed seconds of the training.
+        mean_iterations: Mean iterations per sample in the evaluation; None without an equilibrium.
+        share_converged: Share of converged samples in the evaluation; None without an equilibrium.
+    """
 
     name: str
     seed: int
@@ -37,13 +50,9 @@ class FitOutcome:
     correct: int
     samples: int
     training_accuracy: float
-    """In the last epoch, on the images as they were used."""
     seconds: float
-    """CPU time of the training: waiting for a core does not count."""
     elapsed: float
-    """The same on the clock."""
     mean_iterations: float | None
-    """In evaluation; None for a model without an equilibrium, as is `share_converged`."""
     share_converged: float | None
 
     @property
@@ -68,12 +77,12 @@ def fit(
     classes = int(training.labels.max()) + 1
     model = contestant.build(in_channels=training.images.shape[1], num_classes=classes)
     started, started_cpu = time.perf_counter(), time.process_time()
-    with studied(model, TRAINING_TOLERANCE):
+    with study_settings(model, TRAINING_TOLERANCE):
         history = fit_model(
             model, TASK, training, settings, augmentation=augmentation, on_step=on_step
         )
     elapsed, seconds = time.perf_counter() - started, time.process_time() - started_cpu
-    with studied(model, EVALUATION_TOLERANCE):
+    with study_settings(model, EVALUATION_TOLERANCE):
         result = Classification().evaluate(model, Batches(test, EVALUATION_BATCH))
     assert result.correct is not None
     assert history[-1].accuracy is not None
@@ -91,8 +100,8 @@ def fit(
     )
 
 
-def studied(model: nn.Module, tolerance: float) -> AbstractContextManager[Any]:
-    """Inside, every equilibrium layer has this tolerance and the studies' gradient rule."""
+def study_settings(model: nn.Module, tolerance: float) -> AbstractContextManager[Any]:
+    """Context in which every layer has this tolerance and the gradient rule of studies."""
     return eq.solving(model, tolerance=tolerance, gradient=GRADIENT_RULE)
 
 
@@ -119,12 +128,12 @@ class Progress:
 
 
 def optional(value: float | None, form: str) -> str:
-    """A number in this form; a dash where a model has none."""
+    """Format a number; None becomes a dash."""
     return "–" if value is None else format(value, form)
 
 
 def machine() -> str:
-    """What the figures were measured on."""
+    """Describe the machine and the versions of the measurements."""
     import os
     import platform
 

@@ -1,4 +1,4 @@
-"""What is measured of a trained model, besides its accuracy."""
+"""Measurements of trained models besides their accuracy."""
 
 from __future__ import annotations
 
@@ -15,73 +15,76 @@ from equilibria.models.base import predicted_classes
 from equilibria.models.mopteq.models import Direction, branch_features, perturbed_logits
 from equilibria.papers.studies.protocol import Measure
 
-SEEN = 500
-"""Test images on which H and D are averaged."""
-ATTACKED = 500
+FEATURE_IMAGES = 500
+"""Number of test images over which H and D are averaged."""
+ATTACKED_IMAGES = 500
 BUDGET = 8 / 255
 ATTACK_STEPS = 10
-PERTURBED = 2000
+PERTURBED_IMAGES = 2000
 EPSILON = 0.5
 RANDOM_DRAWS = 3
 BATCH = 250
 
 
 def some_images(test: Split, count: int, seed: int) -> Split:
-    """Test images that belong to a seed."""
-    chance = torch.Generator().manual_seed(seed)
-    return test.subset(torch.randperm(len(test), generator=chance)[:count])
+    """Return a random subset of the test images, determined by the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return test.subset(torch.randperm(len(test), generator=generator)[:count])
 
 
 @torch.no_grad()
 def heritage_diversity(model: nn.Module, test: Split, seed: int) -> Mapping[str, float]:
-    """H and D of neighboring branches whose features are scaled to length 1, and H/D.
+    """Measure H, D and H/D of neighboring branches, with features scaled to norm 1.
 
-    H is the sum of the inner products of corresponding channels, D that of the sizes of all others
-    divided by C − 1, so that both are sums of C numbers. Scaled, because a model could raise H, or
-    lower D, by larger or smaller features alone.
+    H is the sum of the inner products of corresponding channels. D is the sum of the absolute
+    values of all other inner products, divided by C − 1, so that both are sums of C numbers.
+    Without the scaling, a model could raise H by larger features or lower D by smaller ones.
     """
     assert isinstance(model, EquilibriumClassifier)
-    solution = model.solve(some_images(test, SEEN, seed).images)
+    solution = model.solve(some_images(test, FEATURE_IMAGES, seed).images)
     z = branch_features(model.layer.cell, solution.state, solution.context)
-    unit = [one / one.flatten(1).norm(dim=1).clamp_min(1e-12)[:, None, None, None] for one in z]
+    norms = [branch.flatten(1).norm(dim=1).clamp_min(1e-12) for branch in z]
+    unit = [branch / norm[:, None, None, None] for branch, norm in zip(z, norms, strict=True)]
     pairs = list(zip(unit, [*unit[1:], unit[0]], strict=True))
-    H = torch.stack([heritage(one, two) for one, two in pairs]).mean()
+    H = torch.stack([heritage(first, second) for first, second in pairs]).mean()
     others = z[0].shape[1] - 1
-    D = torch.stack([diversity(one, two) for one, two in pairs]).mean() / others
+    D = torch.stack([diversity(first, second) for first, second in pairs]).mean() / others
     return {"H": float(H), "D": float(D), "ratio": float(H / D)}
 
 
 def robustness(model: nn.Module, test: Split, seed: int) -> Mapping[str, float]:
-    """The accuracy under PGD, in the maximum norm."""
-    images = some_images(test, ATTACKED, seed)
+    """Measure the accuracy under PGD in L∞."""
+    images = some_images(test, ATTACKED_IMAGES, seed)
     settings = AttackSettings(method="pgd", norm="linf", eps=BUDGET, steps=ATTACK_STEPS)
-    found = measure_attack(model, images.images, images.labels, settings, BATCH)
-    return {"pgd": found.robust_accuracy}
+    result = measure_attack(model, images.images, images.labels, settings, BATCH)
+    return {"pgd": result.robust_accuracy}
 
 
 @torch.no_grad()
 def perturbations(model: nn.Module, test: Split, seed: int) -> Mapping[str, float]:
-    """The accuracy at g(x) − δ: δ reconstructed from the first branch, or random.
+    """Measure the accuracy at g(x) − δ for δ reconstructed from the first branch, or random.
 
-    All entries of the reconstructed δ are ±ε, and so are those of the "binomial" one; those of the
-    "uniform" one lie between.
+    The entries of the reconstructed and the "binomial" δ are ±ε, those of the "uniform" δ lie
+    between −ε and ε.
     """
     assert isinstance(model, EquilibriumClassifier)
-    images = some_images(test, PERTURBED, seed)
-    ways: dict[Direction, int] = {
+    images = some_images(test, PERTURBED_IMAGES, seed)
+    directions: dict[Direction, int] = {
         "reconstructed": 1,
         "binomial": RANDOM_DRAWS,
         "uniform": RANDOM_DRAWS,
     }
     shares: dict[str, float] = {}
-    for direction, draws in ways.items():
-        chance = torch.Generator().manual_seed(seed)
-        right = 0
+    for direction, draws in directions.items():
+        generator = torch.Generator().manual_seed(seed)
+        correct = 0
         for x, labels in Batches(images, BATCH):
             for _ in range(draws):
-                logits = perturbed_logits(model, x, EPSILON, direction=direction, generator=chance)
-                right += int((predicted_classes(logits) == labels).sum())
-        shares[direction] = right / draws / len(images)
+                logits = perturbed_logits(
+                    model, x, EPSILON, direction=direction, generator=generator
+                )
+                correct += int((predicted_classes(logits) == labels).sum())
+        shares[direction] = correct / draws / len(images)
     return shares
 
 
@@ -90,4 +93,4 @@ MEASURES: dict[str, Measure] = {
     "robustness": robustness,
     "perturbations": perturbations,
 }
-"""By the name before the dot: `robustness.pgd` is what `robustness` calls `pgd`."""
+"""Measurements by the name before the dot: `robustness.pgd` is the entry `pgd` of `robustness`."""

@@ -1,16 +1,16 @@
-"""The photo prior beside what people use: the same damage of the same photographs for all.
+"""Comparison of the photo prior with common restoration methods on the same damaged photographs.
 
     equilibria reproduce photographs tasks=[denoise-25] draws=3
     equilibria reproduce photographs tasks=[denoise-25] networks.DnCNN=runs/dncnn
     equilibria reproduce photographs pictures=chosen-on tasks=[inpaint] levels=[0.04,0.08]
     equilibria reproduce photographs variation=true pictures=chosen-on
-    equilibria reproduce photographs summarize=true   # the table of what was measured
+    equilibria reproduce photographs summarize=true   # table of earlier measurements
 
-Measurements are appended to OUTPUT/runs/photographs.jsonl, and the table is made from that file.
+Measurements are appended to OUTPUT/runs/photographs.jsonl; the table is built from that file.
 
-Pictures that nobody trained on and nothing was chosen on: samples of scikit-image and test images
-of CamVid. What has to be chosen is chosen on others, scikit-learn's two and validation images of
-CamVid. Needs the packages scikit-image and bm3d (extra "bench").
+The test pictures are samples of scikit-image and test images of CamVid. They were used neither for
+training nor for the choice of settings. Settings are chosen on the two samples of scikit-learn and
+on validation images of CamVid. Needs the packages scikit-image and bm3d (extra "bench").
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch import Tensor
 import equilibria as eq
 from equilibria.models import photo_prior
 from equilibria.papers.runner import RUNS
-from equilibria.papers.studies.study import Found, Study, Work
+from equilibria.papers.studies.study import Study, StudyOutcome, Work
 from equilibria.registry import check_choice
 from equilibria.restoration import (
     Damage,
@@ -52,11 +52,12 @@ from equilibria.tasks.image_quality import picture_psnr
 SAMPLES = ("camera", "astronaut", "coffee", "chelsea", "rocket", "brick", "grass", "gravel")
 STREETS = {"test": 6, "chosen-on": 4}
 WEIGHTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.78, 0.85, 0.92, 1.0, 1.1, 1.2, 1.35, 1.5)
-"""Of total variation in denoising, over the noise; the best for each picture counts (an oracle)."""
+"""Weights of total variation in denoising, in units of the noise. The best one per picture counts,
+which only an oracle can choose."""
 SMALL_WEIGHTS = tuple(1e-4 * 2 ** (place / 2) for place in range(14))
-"""The same where other damage is undone."""
-STEPS, MANY_STEPS = 200, 1000
-"""Of total variation, against noise and against other damage, which takes longer."""
+"""Weights of total variation for other damage."""
+DENOISING_STEPS, OTHER_STEPS = 200, 1000
+"""Iterations of total variation for noise and for other damage, which converges more slowly."""
 TASKS: dict[str, Damage] = {
     **{f"denoise-{noise}": Denoising(noise / 255) for noise in (15, 25, 50)},
     "deblur": Deblurring(1.5, 0.01),
@@ -70,15 +71,19 @@ RestoreFunction = Callable[[RestorationProblem, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class RestorationMethod:
-    """A restoration method and its number of learned parameters."""
+    """A restoration method.
+
+    Attributes:
+        restore: Function of the problem and the clean image, which only oracles use.
+        parameters: Number of learned parameters, if any.
+    """
 
     restore: RestoreFunction
     parameters: int | None = None
-    """That were learned."""
 
 
 def photographs(side: int, gray: bool, which: str = "test") -> Iterator[tuple[str, Tensor]]:
-    """The middle of each photograph, (1, channels, side, side)."""
+    """Yield the center of each photograph, (1, channels, side, side)."""
     for name, picture in _pictures(which).items():
         pixels = torch.from_numpy(np.array(picture)).float() / 255
         image = pixels[None].expand(3, -1, -1) if pixels.dim() == 2 else pixels.permute(2, 0, 1)
@@ -119,86 +124,88 @@ def methods(
 
     def ours(level: float) -> RestoreFunction:
         restorer = PhotoRestorer(prior, strength=1.0, level=level)
-        return lambda seen, clean: restorer.restore(seen).images
+        return lambda problem, clean: restorer.restore(problem).images
 
     named = {OURS: PRIOR_LEVEL} | {f"{OURS}, level {level:g}": level for level in levels}
-    found = {name: RestorationMethod(ours(level), parameters) for name, level in named.items()}
+    compared = {name: RestorationMethod(ours(level), parameters) for name, level in named.items()}
     if levels:
-        return found
-    found["total variation, best weight"] = RestorationMethod(
-        lambda seen, clean: least_of_all(seen, clean, weights_for(task, seen.noise))
+        return compared
+    compared["total variation, best weight"] = RestorationMethod(
+        lambda problem, clean: best_variation(problem, clean, weights_for(task, problem.noise))
     )
     if not task.startswith("denoise"):
-        return found
-    found |= {name: RestorationMethod(method) for name, method in _of_noise().items()}
+        return compared
+    compared |= {name: RestorationMethod(method) for name, method in _denoisers().items()}
     for name, run in networks.items():
         model = eq.load(run).eval()
-        found[name] = RestorationMethod(_network(model), sum(p.numel() for p in model.parameters()))
-    return found
+        count = sum(p.numel() for p in model.parameters())
+        compared[name] = RestorationMethod(_network(model), count)
+    return compared
 
 
 def _network(model: torch.nn.Module) -> RestoreFunction:
-    def method(seen: RestorationProblem, clean: Tensor) -> Tensor:
+    def method(problem: RestorationProblem, clean: Tensor) -> Tensor:
         with torch.no_grad():
-            return answer_in_tiles(model, seen)
+            return answer_in_tiles(model, problem)
 
     return method
 
 
 def weights_for(task: str, noise: float) -> list[float]:
-    """Return the weights of total variation that are tried on a task."""
+    """Return the weights of total variation to try for a task."""
     return [w * noise for w in WEIGHTS] if task.startswith("denoise") else list(SMALL_WEIGHTS)
 
 
-def least_of_all(
-    seen: RestorationProblem, clean: Tensor, weights: Sequence[float], longer: int = 1
+def best_variation(
+    problem: RestorationProblem, clean: Tensor, weights: Sequence[float], longer: int = 1
 ) -> Tensor:
-    """Total variation with the weight that is best for the picture: an oracle."""
-    iterations = longer * (STEPS if seen.about.keeps_all else MANY_STEPS)
-    start = seen.about.first_picture(seen.measured)
-    found = [
-        least_variation(seen.measured, seen.measurement, weight, start, iterations)  # type: ignore[arg-type]
+    """Restore by total variation with the best weight for the picture, chosen by an oracle."""
+    iterations = longer * (DENOISING_STEPS if problem.about.keeps_all else OTHER_STEPS)
+    start = problem.about.first_picture(problem.measured)
+    restored = [
+        least_variation(problem.measured, problem.measurement, weight, start, iterations)  # type: ignore[arg-type]
         for weight in weights
     ]
-    return max(found, key=lambda images: float(picture_psnr(images, clean)))
+    return max(restored, key=lambda images: float(picture_psnr(images, clean)))
 
 
-def variation_checked(task: str, side: int, which: str) -> str:
-    """What total variation gains by weights twice as dense, and by twice the iterations."""
+def check_variation(task: str, side: int, which: str) -> str:
+    """Measure the gain of total variation from a denser grid of weights and more iterations."""
     gains = []
     for _, clean in photographs(side, gray=task != "demosaic", which=which):
-        seen = TASKS[task].corrupt(clean, torch.Generator().manual_seed(0))
-        weights = weights_for(task, seen.noise)
+        problem = TASKS[task].corrupt(clean, torch.Generator().manual_seed(0))
+        weights = weights_for(task, problem.noise)
         dense = sorted([*weights, *(math.sqrt(a * b) for a, b in pairwise(weights))])
-        usual = float(picture_psnr(least_of_all(seen, clean, weights), clean))
-        finer = float(picture_psnr(least_of_all(seen, clean, dense), clean))
-        longer = float(picture_psnr(least_of_all(seen, clean, weights, 2), clean))
+        usual = float(picture_psnr(best_variation(problem, clean, weights), clean))
+        finer = float(picture_psnr(best_variation(problem, clean, dense), clean))
+        longer = float(picture_psnr(best_variation(problem, clean, weights, 2), clean))
         gains.append((finer - usual, longer - usual))
     finer, longer = np.array(gains).mean(axis=0)
     return (
-        f"{task}: {finer:+.3f} dB by weights twice as dense, {longer:+.3f} by twice the iterations"
+        f"{task}: {finer:+.3f} dB from twice as many weights, {longer:+.3f} dB from twice the "
+        "iterations"
     )
 
 
-def _of_noise() -> dict[str, RestoreFunction]:
+def _denoisers() -> dict[str, RestoreFunction]:
     from bm3d import bm3d
     from skimage.restoration import denoise_nl_means, denoise_wavelet
 
-    def of(function: Callable[[Any, float], Any]) -> RestoreFunction:
-        def method(seen: RestorationProblem, clean: Tensor) -> Tensor:
-            found = function(seen.measured[0, 0].double().numpy(), seen.noise)
-            return torch.from_numpy(np.asarray(found)).float()[None, None]
+    def adapted(function: Callable[[Any, float], Any]) -> RestoreFunction:
+        def method(problem: RestorationProblem, clean: Tensor) -> Tensor:
+            restored = function(problem.measured[0, 0].double().numpy(), problem.noise)
+            return torch.from_numpy(np.asarray(restored)).float()[None, None]
 
         return method
 
-    def means(x: Any, noise: float) -> Any:
+    def non_local_means(x: Any, noise: float) -> Any:
         options = {"patch_size": 5, "patch_distance": 6, "fast_mode": True}
         return denoise_nl_means(x, h=0.8 * noise, sigma=noise, **options)
 
     return {
-        "wavelets": of(lambda x, noise: denoise_wavelet(x, sigma=noise, rescale_sigma=True)),
-        "non-local means": of(means),
-        "BM3D": of(lambda x, noise: bm3d(x, noise)),
+        "wavelets": adapted(lambda x, noise: denoise_wavelet(x, sigma=noise, rescale_sigma=True)),
+        "non-local means": adapted(non_local_means),
+        "BM3D": adapted(lambda x, noise: bm3d(x, noise)),
     }
 
 
@@ -206,8 +213,8 @@ def ssim(images: Tensor, clean: Tensor) -> float:
     """Return the structural similarity of two images."""
     from skimage.metrics import structural_similarity
 
-    one, other = (some[0].clamp(0, 1).double().numpy() for some in (images, clean))
-    return float(structural_similarity(one, other, channel_axis=0, data_range=1.0))
+    first, second = (image[0].clamp(0, 1).double().numpy() for image in (images, clean))
+    return float(structural_similarity(first, second, channel_axis=0, data_range=1.0))
 
 
 def measure(
@@ -217,10 +224,10 @@ def measure(
     damage = TASKS[task]
     for draw in range(draws):
         for name, clean in photographs(side, gray=task != "demosaic", which=which):
-            seen = damage.corrupt(clean, torch.Generator().manual_seed(draw))
+            problem = damage.corrupt(clean, torch.Generator().manual_seed(draw))
             for method, contestant in contestants.items():
                 begin = time.process_time()
-                restored = contestant.restore(seen, clean)
+                restored = contestant.restore(problem, clean)
                 seconds = time.process_time() - begin
                 yield {
                     "task": task,
@@ -235,34 +242,38 @@ def measure(
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
-    """Markdown: means over pictures and draws; ± is the standard error over pictures."""
-    lines = ["| task | method | PSNR (dB) | ahead of it, the prior | SSIM | CPU s | parameters |"]
+    """Return a Markdown table of means over pictures and draws; ± is the standard error."""
+    lines = ["| task | method | PSNR (dB) | gain of the prior (dB) | SSIM | CPU s | parameters |"]
     lines.append("|---|---|---:|---:|---:|---:|---:|")
     for task in dict.fromkeys(row["task"] for row in rows):
-        some = [row for row in rows if row["task"] == task]
-        ours = {_case(row): row["psnr"] for row in some if row["method"] == OURS}
-        for method in dict.fromkeys(row["method"] for row in some):
-            own = [row for row in some if row["method"] == method]
+        of_task = [row for row in rows if row["task"] == task]
+        ours = {_case(row): row["psnr"] for row in of_task if row["method"] == OURS}
+        for method in dict.fromkeys(row["method"] for row in of_task):
+            of_method = [row for row in of_task if row["method"] == method]
             if ours:
-                own = [row for row in own if _case(row) in ours]
-            if not own:
+                of_method = [row for row in of_method if _case(row) in ours]
+            if not of_method:
                 continue
-            pictures = dict.fromkeys(row["picture"] for row in own)
-            ahead = np.array(
+            pictures = dict.fromkeys(row["picture"] for row in of_method)
+            gains = np.array(
                 [
-                    np.mean([ours[_case(r)] - r["psnr"] for r in own if r["picture"] == picture])
+                    np.mean(
+                        [ours[_case(r)] - r["psnr"] for r in of_method if r["picture"] == picture]
+                    )
                     for picture in (pictures if ours else ())
                 ]
             )
-            error = ahead.std(ddof=1) / math.sqrt(len(ahead)) if len(ahead) > 1 else math.nan
+            error = gains.std(ddof=1) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
             compared = ours and method != OURS
-            beside = f"{ahead.mean():+.2f} ± {error:.2f}" if compared else ""
-            figures = [np.mean([row[key] for row in own]) for key in ("psnr", "ssim", "seconds")]
-            learned = own[0]["parameters"]
-            known = f"{learned:,}" if learned else ""
+            gain = f"{gains.mean():+.2f} ± {error:.2f}" if compared else ""
+            means = [
+                np.mean([row[key] for row in of_method]) for key in ("psnr", "ssim", "seconds")
+            ]
+            learned = of_method[0]["parameters"]
+            count = f"{learned:,}" if learned else ""
             lines.append(
-                f"| {task}, {len(pictures)} pictures, {len(own)} cases | {method} "
-                f"| {figures[0]:.2f} | {beside} | {figures[1]:.3f} | {figures[2]:.2f} | {known} |"
+                f"| {task}, {len(pictures)} pictures, {len(of_method)} cases | {method} "
+                f"| {means[0]:.2f} | {gain} | {means[1]:.3f} | {means[2]:.2f} | {count} |"
             )
     return "\n".join(lines)
 
@@ -281,10 +292,10 @@ class Settings:
         draws: Number of draws of the damage per picture.
         side: Height and width of the pictures, in pixels.
         pictures: The test pictures, or those on which settings are chosen.
-        networks: Folders of runs of trained denoisers, by the name that the table shows.
+        networks: Folders of runs of trained denoisers, by their names in the table.
         levels: Levels of the prior to compare instead of other methods.
-        variation: Measure only whether total variation has converged.
-        summarize: Measure nothing, and write the table of what was measured before.
+        variation: Only check whether the weights and iterations of total variation suffice.
+        summarize: Only write the table of earlier measurements.
     """
 
     tasks: tuple[str, ...] = ()
@@ -302,16 +313,16 @@ class Settings:
             check_choice(TASKS, task=task)
 
 
-def carry_out(settings: Settings, work: Work) -> Found:
-    """Restore the same damaged pictures by every method."""
+def carry_out(settings: Settings, work: Work) -> StudyOutcome:
+    """Restore the same damaged pictures with every method."""
     torch.set_num_threads(1)
     tasks = settings.tasks or tuple(TASKS)
     if settings.variation:
         lines = []
         for place, task in enumerate(tasks):
             work.on_progress(place, len(tasks), task)
-            lines.append(variation_checked(task, settings.side, settings.pictures))
-        return Found({"gains": lines}, "\n".join(f"- {line}" for line in lines))
+            lines.append(check_variation(task, settings.side, settings.pictures))
+        return StudyOutcome({"gains": lines}, "\n".join(f"- {line}" for line in lines))
     file = work.output / RUNS / "photographs.jsonl"
     if not settings.summarize:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -328,7 +339,13 @@ def carry_out(settings: Settings, work: Work) -> Found:
                     opened.write(json.dumps(row) + "\n")
                     opened.flush()
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    return Found({"rows": rows}, summary(rows))
+    return StudyOutcome({"rows": rows}, summary(rows))
 
 
-STUDY = Study("photographs", "", "Photographs restored, beside other methods", Settings, carry_out)
+STUDY = Study(
+    "photographs",
+    "",
+    "Restoration of photographs, compared with other methods",
+    Settings,
+    carry_out,
+)

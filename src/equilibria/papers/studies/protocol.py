@@ -1,17 +1,14 @@
-"""How a claim is decided: the images of a seed, training until nothing improves, what is kept.
+"""Protocol by which studies train models: data, learning rate, end of training, and records.
 
-Every model of a study is trained by one protocol.
-
-- A seed draws images to train on and to validate on from the training images, the initial weights
-  and the order of the batches: all models of a seed see the same images in the same order. The
-  test is all test images, and is looked at once, at the end of a run.
-- The learning rate is chosen for each model on the validation images of a seed that is not one of
-  the study's: up and down a ladder, until both neighbors of the best rate are worse. These runs end
-  at their first plateau.
-- A training ends when its validation curve is flat. Whenever `patience` epochs bring no better
-  validation accuracy, the learning rate falls to a fifth; the second time the training is over, and
-  the weights of the best epoch are tested. A run that meets the limit of epochs before that is not
-  flat, and is counted.
+- A seed determines the training and validation images, which are drawn from the training set, the
+  initial weights and the order of the batches. All models of a seed train on the same images in the
+  same order. The whole test set is evaluated once, at the end of a run.
+- The learning rate of each model is chosen on the validation images of a separate seed. The search
+  moves along a ladder of rates until both neighbors of the best rate are worse. These runs end at
+  their first plateau.
+- Training ends when the validation accuracy stops improving. After `patience` epochs without a
+  better one, the learning rate falls to a fifth; after the last such plateau, the weights of the
+  best epoch are tested. Runs that reach the limit of epochs first are counted.
 """
 
 from __future__ import annotations
@@ -31,25 +28,45 @@ from torch.nn import functional as F
 import equilibria as eq
 from equilibria.data import Batches, DataSet, Split
 from equilibria.papers.studies.family import Contestant
-from equilibria.papers.studies.fitting import EVALUATION_BATCH, TASK, TRAINING_TOLERANCE, studied
+from equilibria.papers.studies.fitting import (
+    EVALUATION_BATCH,
+    TASK,
+    TRAINING_TOLERANCE,
+    study_settings,
+)
 from equilibria.tasks import Classification
 from equilibria.training import TrainingSettings, load_weights, save_weights
 from equilibria.training.files import write_atomically
 from equilibria.training.processes import denormals_as_zero
 from equilibria.training.settings import build_optimizer
 
-MATCHED = 0.10
-"""How far the sizes of models that are compared may be apart."""
+MAX_SIZE_DIFFERENCE = 0.10
+"""Largest relative difference in parameters between models that are compared."""
 LADDER_SEED = 1000
-"""Of the images on which learning rates are chosen."""
+"""Seed of the images on which learning rates are chosen."""
 EVALUATION_TOLERANCE = 1e-3
-DRAWN_EPOCHS = 1000
-"""More than any run has: seeds of epochs do not meet."""
+SEEDS_PER_RUN = 1000
+"""Number of batch seeds reserved per run, more than its epochs, so that none repeats."""
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """All that a figure depends on, besides model and seed."""
+    """Settings on which results depend, besides model and seed.
+
+    Attributes:
+        data: Name of the data set.
+        side: Height and width of the images.
+        training_images: Number of training images.
+        validation_images: Number of validation images.
+        batch_size: Number of images per batch.
+        weight_decay: Weight decay.
+        rates: Ladder of learning rates.
+        first_rate: Index of the rate that is tried first, with its neighbors.
+        patience: Number of epochs without improvement that make a plateau.
+        decays: Number of plateaus after which the training ends.
+        decay: Factor of the learning rate at a plateau.
+        most_epochs: Largest number of epochs.
+    """
 
     data: str = "fashion-mnist"
     side: int = 8
@@ -59,7 +76,6 @@ class Protocol:
     weight_decay: float = 1e-2
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
     first_rate: int = 2
-    """The rung of the ladder that is tried first, with its neighbors."""
     patience: int = 5
     decays: int = 2
     decay: float = 0.2
@@ -72,7 +88,7 @@ FULL = Protocol(side=16, training_images=20_000, validation_images=5_000, decays
 
 @dataclass(frozen=True)
 class Draw:
-    """The images of a seed."""
+    """Images of a seed."""
 
     training: Split
     validation: Split
@@ -80,7 +96,20 @@ class Draw:
 
 @dataclass(frozen=True)
 class ContestantRun:
-    """One model, trained once."""
+    """Record of one training.
+
+    Attributes:
+        name: Name of the model.
+        seed: Seed of images, weights and batches.
+        rate: Learning rate.
+        parameters: Number of parameters.
+        validation_accuracy: Best accuracy on the validation images.
+        epochs: Number of epochs.
+        flat: Whether the training ended at a plateau rather than at the limit of epochs.
+        seconds: CPU seconds of training and testing.
+        accuracy: Accuracy on the test images; None if the run only served to choose a rate.
+        measures: Other measurements by name.
+    """
 
     name: str
     seed: int
@@ -89,48 +118,56 @@ class ContestantRun:
     validation_accuracy: float
     epochs: int
     flat: bool
-    """Whether it ended because nothing improved, not because its epochs were over."""
     seconds: float
-    """CPU time of training and testing."""
     accuracy: float | None = None
-    """On the test images; None where a rate was tried."""
     measures: dict[str, float] = field(default_factory=dict)
 
 
 def small_images(images: Tensor, side: int) -> Tensor:
-    """Framed by black to a multiple of `side`, and averaged down to it."""
-    short = -images.shape[-1] % side
-    framed = F.pad(images, (short // 2, short - short // 2) * 2)
-    return F.avg_pool2d(framed, framed.shape[-1] // side)
+    """Pad images with black to a multiple of `side`, and average them down to it."""
+    missing = -images.shape[-1] % side
+    padded = F.pad(images, (missing // 2, missing - missing // 2) * 2)
+    return F.avg_pool2d(padded, padded.shape[-1] // side)
 
 
-def taken(source: Any, indices: Tensor, side: int) -> Split:
-    """Fetch images by index, reduced to a side length."""
+def small_split(source: Any, indices: Tensor, side: int) -> Split:
+    """Fetch images by index and reduce them to a side length."""
     images, labels = source.fetch(indices)
     return Split(small_images(images, side), labels)
 
 
 def draw(data: DataSet, seed: int, protocol: Protocol) -> Draw:
-    """The images of a seed, no image in both parts."""
-    chance = torch.Generator().manual_seed(seed)
+    """Draw disjoint training and validation images."""
+    generator = torch.Generator().manual_seed(seed)
     count = protocol.training_images
-    order = torch.randperm(len(data.train), generator=chance)[: count + protocol.validation_images]
+    order = torch.randperm(len(data.train), generator=generator)[
+        : count + protocol.validation_images
+    ]
     return Draw(
-        taken(data.train, order[:count], protocol.side),
-        taken(data.train, order[count:], protocol.side),
+        small_split(data.train, order[:count], protocol.side),
+        small_split(data.train, order[count:], protocol.side),
     )
 
 
 def check_matched(sizes: Mapping[str, int]) -> None:
-    """An error unless all models have the same number of parameters within 10 %."""
+    """Check that the numbers of parameters differ by at most 10 %.
+
+    Raises:
+        ValueError: If they differ by more.
+    """
     small, large = min(sizes.values()), max(sizes.values())
-    if large > (1 + MATCHED) * small:
+    if large > (1 + MAX_SIZE_DIFFERENCE) * small:
         listed = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-        raise ValueError(f"the models are compared at unlike sizes, more than 10 % apart: {listed}")
+        raise ValueError(
+            f"compared models must have equal sizes within 10 %, got {listed} parameters"
+        )
 
 
 class Plateau:
-    """When a validation curve is flat: `decays` times `patience` epochs without a better value."""
+    """Detector of plateaus in a validation curve.
+
+    The curve is flat after `decays` plateaus, each of `patience` epochs without a better value.
+    """
 
     def __init__(self, patience: int, decays: int) -> None:
         self.patience, self.decays = patience, decays
@@ -143,7 +180,7 @@ class Plateau:
         return self.passed >= self.decays
 
     def better(self, value: float) -> bool:
-        """Take in the value of an epoch: whether it is the best so far."""
+        """Add the value of an epoch; return whether it is the best so far."""
         if value > self.best:
             self.best, self.waited = value, 0
             return True
@@ -156,7 +193,7 @@ class Plateau:
 
 @dataclass(frozen=True)
 class Trained:
-    """How a training went; the model holds the weights of its best epoch."""
+    """Outcome of a training. The model has the weights of its best epoch."""
 
     validation_accuracy: float
     epochs: int
@@ -172,23 +209,23 @@ def train_until_flat(
     protocol: Protocol,
     on_epoch: Callable[[int, float], None],
 ) -> Trained:
-    """Train `model` in place; `on_epoch` is told the epoch and its validation accuracy."""
+    """Train a model in place; `on_epoch` receives each epoch and its validation accuracy."""
     settings = TrainingSettings(epochs=1, learning_rate=rate, weight_decay=protocol.weight_decay)
     optimizer = build_optimizer(model, settings)
     plateau = Plateau(protocol.patience, protocol.decays)
-    kept: dict[str, Any] = {}
+    best_weights: dict[str, Any] = {}
     epoch = 0
     while epoch < protocol.most_epochs and not plateau.flat:
         epoch += 1
-        chance = torch.Generator().manual_seed(seed * DRAWN_EPOCHS + epoch)
+        generator = torch.Generator().manual_seed(seed * SEEDS_PER_RUN + epoch)
         for group in optimizer.param_groups:
             group["lr"] = rate * protocol.decay**plateau.passed
-        _train_epoch(model, optimizer, images.training, protocol.batch_size, chance)
+        _train_epoch(model, optimizer, images.training, protocol.batch_size, generator)
         accuracy = accuracy_on(images.validation, model, TRAINING_TOLERANCE)
         if plateau.better(accuracy):
-            kept = copy.deepcopy(model.state_dict())
+            best_weights = copy.deepcopy(model.state_dict())
         on_epoch(epoch, accuracy)
-    model.load_state_dict(kept)
+    model.load_state_dict(best_weights)
     return Trained(plateau.best, epoch, plateau.flat)
 
 
@@ -197,11 +234,11 @@ def _train_epoch(
     optimizer: torch.optim.Optimizer,
     images: Split,
     batch_size: int,
-    chance: torch.Generator,
+    generator: torch.Generator,
 ) -> None:
     model.train()
-    with studied(model, TRAINING_TOLERANCE):
-        for batch, labels in Batches(images, batch_size, shuffle=chance):
+    with study_settings(model, TRAINING_TOLERANCE):
+        for batch, labels in Batches(images, batch_size, shuffle=generator):
             optimizer.zero_grad(set_to_none=True)
             TASK.training_step(model, batch, labels).loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -209,19 +246,19 @@ def _train_epoch(
 
 
 def accuracy_on(images: Split, model: nn.Module, tolerance: float) -> float:
-    """The accuracy on these images."""
-    with studied(model, tolerance):
-        found = Classification().evaluate(model, Batches(images, EVALUATION_BATCH))
-    assert found.accuracy is not None
-    return found.accuracy
+    """Return the accuracy on images."""
+    with study_settings(model, tolerance):
+        evaluation = Classification().evaluate(model, Batches(images, EVALUATION_BATCH))
+    assert evaluation.accuracy is not None
+    return evaluation.accuracy
 
 
 Measure = Callable[[nn.Module, Split, int], Mapping[str, float]]
-"""From a trained model, test images and the seed to numbers by name."""
+"""Function of a trained model, test images and the seed that returns numbers by name."""
 
 
 class Runs:
-    """A folder of runs: what it holds is not done again."""
+    """Folder of runs; existing runs are not repeated."""
 
     def __init__(self, folder: Path, data: DataSet, protocol: Protocol) -> None:
         self.folder, self.data, self.protocol = folder, data, protocol
@@ -229,28 +266,28 @@ class Runs:
         setting = folder / "protocol.json"
         text = json.dumps(asdict(protocol), indent=1) + "\n"
         if setting.exists() and setting.read_text(encoding="utf-8") != text:
-            raise ValueError(f"{folder} holds runs of another protocol: choose another --output")
+            raise ValueError(f"{folder} contains runs of another protocol: choose another --output")
         write_atomically(setting, text.encode())
         self._test: Split | None = None
 
     @property
     def test(self) -> Split:
         if self._test is None:
-            everything = torch.arange(len(self.data.test))
-            self._test = taken(self.data.test, everything, self.protocol.side)
+            indices = torch.arange(len(self.data.test))
+            self._test = small_split(self.data.test, indices, self.protocol.side)
         return self._test
 
     def rate(self, contestant: Contestant, follow: Callable[[str], Follow]) -> float:
-        """The learning rate that validates best, tried with both neighbors."""
-        found: dict[int, float] = {}
+        """Return the learning rate with the best validation accuracy on the ladder."""
+        accuracies: dict[int, float] = {}
         best = self.protocol.first_rate
         while True:
             for rung in (best, best - 1, best + 1):
-                if rung not in found and 0 <= rung < len(self.protocol.rates):
+                if rung not in accuracies and 0 <= rung < len(self.protocol.rates):
                     rate = self.protocol.rates[rung]
                     run = self.run(contestant, LADDER_SEED, rate, follow, test=False)
-                    found[rung] = run.validation_accuracy
-            top = max(found, key=lambda rung: found[rung])
+                    accuracies[rung] = run.validation_accuracy
+            top = max(accuracies, key=lambda rung: accuracies[rung])
             if top == best:
                 return self.protocol.rates[best]
             best = top
@@ -264,7 +301,7 @@ class Runs:
         *,
         test: bool = True,
     ) -> ContestantRun:
-        """The run of a model, a seed and a rate, from the folder or made now."""
+        """Return the run of a model, a seed and a rate; train it if the folder does not have it."""
         path = self._path(contestant, seed, rate)
         if path.exists():
             return ContestantRun(**json.loads(path.read_text(encoding="utf-8")))
@@ -286,13 +323,13 @@ class Runs:
         )
         if test:
             save_weights(model, path.with_suffix(".safetensors"))
-        _keep(path, run)
+        _save(path, run)
         return run
 
     def measured(
         self, contestant: Contestant, run: ContestantRun, name: str, measure: Measure
     ) -> ContestantRun:
-        """The run with the numbers that a measure gives, taken of its kept weights if not there."""
+        """Return a run with the numbers of a measure; compute them if they are missing."""
         if any(key.startswith(f"{name}.") for key in run.measures):
             return run
         path = self._path(contestant, run.seed, run.rate)
@@ -303,7 +340,7 @@ class Runs:
         named = {f"{name}.{key}": value for key, value in numbers.items()}
         spent = {f"{name}.seconds": time.process_time() - started}
         run = ContestantRun(**{**asdict(run), "measures": {**run.measures, **named, **spent}})
-        _keep(path, run)
+        _save(path, run)
         return run
 
     def _path(self, contestant: Contestant, seed: int, rate: float) -> Path:
@@ -316,7 +353,8 @@ class Runs:
 
 
 Follow = Callable[[int, float], None]
+"""Callback with an epoch and its validation accuracy."""
 
 
-def _keep(path: Path, run: ContestantRun) -> None:
+def _save(path: Path, run: ContestantRun) -> None:
     write_atomically(path, (json.dumps(asdict(run), indent=1) + "\n").encode())

@@ -1,12 +1,12 @@
-"""Which model is the best choice where few parameters are allowed?
+"""Comparison of model families with few parameters.
 
     equilibria reproduce small-budgets [budgets=[5000,20000]] [--seeds 3]
     equilibria reproduce small-budgets 'families=[OptEq, monDEQ, "ResNet, 1 block"]'
 
-Every model gets the width at which it has nearest to so many parameters, the same stem (two strided
-convolutions, features of 8×8), images and learning rate, on CIFAR-10, and the same epochs; a
-residual network gets twice as many besides, for the time that equilibria take. Runs are kept,
-shared and resumed like those of the papers' tables.
+The width of every model is chosen to match the number of parameters. All share CIFAR-10, the stem
+(two strided convolutions, features of 8×8), the learning rate and the number of epochs. A residual
+network is also trained for twice the epochs, because equilibrium models take longer per epoch. Runs
+are kept, shared and resumed like those of the papers' tables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from equilibria.models.registry import model_outline, nearest_width, parameter_c
 from equilibria.papers.jobs import Job, make_job, run_jobs
 from equilibria.papers.measures import deviation
 from equilibria.papers.runner import RUNS
-from equilibria.papers.studies.study import Found, Study, Work, markdown_table
+from equilibria.papers.studies.study import Study, StudyOutcome, Work, markdown_table
 from equilibria.registry import nearest
 from equilibria.report.style import (
     drawing,
@@ -57,13 +57,19 @@ Result = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of model, given by its width alone."""
+    """A model family with the width as its only parameter.
+
+    Attributes:
+        title: Title in the table.
+        model: Registered name of the model.
+        options: Options of the model as a function of the width.
+        longer: Factor of the number of epochs.
+    """
 
     title: str
     model: str
     options: Callable[[int], dict[str, Any]]
     longer: int = 1
-    """How many times the epochs of the others."""
 
     def parameters(self, width: int) -> int:
         fitting = {"num_classes": 10, "in_channels": 3}
@@ -104,7 +110,7 @@ def jobs(
     runs: Path,
     root: Path | None = None,
 ) -> dict[tuple[str, int], list[Job]]:
-    """By title and budget, a run a seed."""
+    """Return the jobs by title and budget, one per seed."""
     return {
         (family.title, budget): [
             make_job(family.recipe(budget), seed, runs, root=root) for seed in range(seeds)
@@ -114,10 +120,10 @@ def jobs(
     }
 
 
-def table(found: Mapping[tuple[str, int], Sequence[Result]]) -> list[list[str]]:
-    """The heading and one row a model and budget."""
+def table(by_family: Mapping[tuple[str, int], Sequence[Result]]) -> list[list[str]]:
+    """Return the header and one row per model and budget."""
     rows = [["model", "parameters", "accuracy (%)", "training (CPU min)", "iterations"]]
-    for (title, _), results in found.items():
+    for (title, _), results in by_family.items():
         scores = [100 * float(r["accuracy"] or 0) for r in results]
         minutes = [float(r["training_minutes"] or 0) for r in results]
         iterations = [r["mean_iterations"] for r in results if r["mean_iterations"] is not None]
@@ -134,15 +140,15 @@ def table(found: Mapping[tuple[str, int], Sequence[Result]]) -> list[list[str]]:
 
 
 @drawing()
-def picture(found: Mapping[tuple[str, int], Sequence[Result]]) -> bytes:
-    """Accuracy over the number of parameters, a line a model."""
+def picture(by_family: Mapping[tuple[str, int], Sequence[Result]]) -> bytes:
+    """Draw the accuracy over the number of parameters, one line per model."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     axes = figure.subplots()
-    families = list(dict.fromkeys(title for title, _ in found))
+    families = list(dict.fromkeys(title for title, _ in by_family))
     for place, family in enumerate(families):
-        points = [results for (title, _), results in found.items() if title == family]
+        points = [results for (title, _), results in by_family.items() if title == family]
         across = [float(results[0]["parameters"] or 0) for results in points]
         scores = [[100 * float(r["accuracy"] or 0) for r in results] for results in points]
         means = [statistics.fmean(s) for s in scores]
@@ -158,7 +164,15 @@ def picture(found: Mapping[tuple[str, int], Sequence[Result]]) -> bytes:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the study; no `families` means all of them."""
+    """Settings of the study.
+
+    Args:
+        budgets: Numbers of parameters.
+        families: Titles of families; all of them if empty.
+        seeds: Number of seeds.
+        workers: Number of processes.
+        root: Folder of the data sets.
+    """
 
     budgets: tuple[int, ...] = BUDGETS
     families: tuple[str, ...] = ()
@@ -167,38 +181,38 @@ class Settings:
     root: Path | None = None
 
 
-def carry_out(settings: Settings, work: Work) -> Found:
+def carry_out(settings: Settings, work: Work) -> StudyOutcome:
     """Train each family at each budget, once per seed."""
     titles = [family.title for family in FAMILIES]
     for title in settings.families:
         if title not in titles:
-            raise ValueError(f"there is no family {title!r}{nearest(title, titles)}")
+            raise ValueError(f"unknown family {title!r}{nearest(title, titles)}")
     families = [f for f in FAMILIES if f.title in (settings.families or titles)]
     planned = jobs(families, settings.budgets, settings.seeds, work.output / RUNS, settings.root)
-    waiting = [job for some in planned.values() for job in some if job.result() is None]
-    for done, outcome in enumerate(run_jobs(waiting, settings.workers), start=1):
+    unfinished = [job for group in planned.values() for job in group if job.result() is None]
+    for done, outcome in enumerate(run_jobs(unfinished, settings.workers), start=1):
         accuracy = (outcome.result or {}).get("accuracy")
-        said = outcome.error or ("" if accuracy is None else f"{accuracy:.2%}")
-        work.say(f"{done}/{len(waiting)} {outcome.job.folder.name}: {said}")
+        message = outcome.error or ("" if accuracy is None else f"{accuracy:.2%}")
+        work.report(f"{done}/{len(unfinished)} {outcome.job.folder.name}: {message}")
     results = {
-        place: [result for job in some if (result := job.result()) is not None]
-        for place, some in planned.items()
+        place: [result for job in group if (result := job.result()) is not None]
+        for place, group in planned.items()
     }
-    found = {place: some for place, some in results.items() if some}
-    return Found(
+    finished = {place: group for place, group in results.items() if group}
+    return StudyOutcome(
         data={
             "rows": [
-                {"model": title, "budget": budget, "runs": some}
-                for (title, budget), some in found.items()
+                {"model": title, "budget": budget, "runs": group}
+                for (title, budget), group in finished.items()
             ]
         },
-        text="\n".join(markdown_table(table(found))),
+        text="\n".join(markdown_table(table(finished))),
         about=f"CIFAR-10: {DATA['options']['train_samples']:,} images to train on, all 10,000 test "
-        f"images; {TRAINING['epochs']} epochs of AdamW where nothing else is said, features of "
+        f"images; {TRAINING['epochs']} epochs of AdamW unless stated otherwise, features of "
         f"8×8; mean ± standard deviation over {settings.seeds} seeds.",
-        picture=picture(found) if found else None,
-        is_complete=all(len(some) == settings.seeds for some in results.values()),
+        picture=picture(finished) if finished else None,
+        is_complete=all(len(group) == settings.seeds for group in results.values()),
     )
 
 
-STUDY = Study("small-budgets", "", "Few parameters", Settings, carry_out)
+STUDY = Study("small-budgets", "", "Models with few parameters", Settings, carry_out)

@@ -1,4 +1,4 @@
-"""Studies: their settings, the function that carries one out, and the files that record it."""
+"""Interface of studies: settings, the function that runs one, and the files that record it."""
 
 from __future__ import annotations
 
@@ -16,59 +16,62 @@ from equilibria.registry import nearest
 from equilibria.training.files import write_atomically
 from equilibria.training.recipe import explained, with_overrides
 
-LEFT_OUT = ("root", "workers")
-"""Settings that change no number."""
-Say = Callable[[str], None]
+NEUTRAL_SETTINGS = ("root", "workers")
+"""Settings that do not change the results; commands omit them."""
+Report = Callable[[str], None]
 OnProgress = Callable[[float, int, str], None]
-"""Called with the number of finished runs (with a fraction), the number of all, and a title."""
+"""Called with the number of finished runs, which may be fractional, of all runs, and a title."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Where a study keeps its runs, and how it reports progress. A study itself never prints.
+    """Output folder of a study, and callbacks for its progress. A study itself never prints.
 
     Args:
         output: Folder for the files and the runs.
-        say: Called with a line of text for each finished run.
+        report: Called with a line of text for each finished run.
         on_progress: Called with the number of finished runs, of all runs, and a title.
 
     Examples:
         >>> from pathlib import Path
         >>> from equilibria.papers.studies.study import Work
-        >>> work = Work(Path("studies"), say=print)
+        >>> work = Work(Path("studies"), report=print)
     """
 
     output: Path
-    say: Say = lambda text: None
+    report: Report = lambda text: None
     on_progress: OnProgress = lambda done, runs, title: None
 
 
 @dataclass(frozen=True)
-class Found:
-    """The result of a study."""
+class StudyOutcome:
+    """Numbers, text and picture of a study, before they are written.
+
+    Attributes:
+        data: Numbers for the JSON file.
+        text: Markdown tables.
+        about: Sentences above the tables: the setting and how to read the numbers.
+        picture: Content of a PNG file, or None.
+        is_complete: False if a run failed.
+    """
 
     data: Mapping[str, Any]
-    """The numbers, for the JSON file."""
     text: str
-    """Markdown tables."""
     about: str = ""
-    """Sentences above the tables: the setting and how to read the numbers."""
     picture: bytes | None = None
-    """A PNG file."""
     is_complete: bool = True
-    """False if a run failed."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """An experiment that `equilibria reproduce ID` carries out besides the papers' tables.
+    """An experiment besides the papers' tables, run by `equilibria reproduce ID`.
 
     Args:
         id: Name of the study on the command line and of its files.
         paper: Statement of a paper that it examines; "" if there is none.
-        title: What it measures, as a heading.
-        settings: Frozen dataclass of the settings. Every field has a default or is required.
-        run: Function of the settings and a `Work`.
+        title: Heading of its page.
+        settings: Frozen dataclass of the settings.
+        run: Function of the settings and a `Work`; returns a `StudyOutcome`.
 
     Examples:
         >>> from pathlib import Path
@@ -85,7 +88,7 @@ class Study:
     paper: str
     title: str
     settings: type[Any]
-    run: Callable[[Any, Work], Found]
+    run: Callable[[Any, Work], StudyOutcome]
 
     def configure(self, overrides: Sequence[str] = (), **options: Any) -> Any:
         """Return the settings with `key=value` overrides.
@@ -93,6 +96,9 @@ class Study:
         Args:
             overrides: Changes as "key=value", the value in YAML.
             **options: Values from options of the command line; None or False counts as not given.
+
+        Returns:
+            An instance of `settings`.
 
         Raises:
             ValueError: If the study has no setting of that name, or a value has the wrong type.
@@ -108,7 +114,7 @@ class Study:
         hints = typing.get_type_hints(self.settings)
         for key in given:
             if key not in hints:
-                raise ValueError(f"the study {self.id} has no --{key}: leave it out")
+                raise ValueError(f"the study {self.id} has no option --{key}: omit it")
         given = with_overrides(given, overrides)
         for key, value in given.items():
             if key not in hints:
@@ -126,61 +132,76 @@ class Study:
     def defaults(self) -> list[tuple[str, str]]:
         """Return the name and the default of every setting, as text."""
         rows = []
-        for one in dataclasses.fields(self.settings):
-            default = one.default
+        for setting in dataclasses.fields(self.settings):
+            default = setting.default
             if default is dataclasses.MISSING:
-                default = "" if one.default_factory is not dataclasses.MISSING else "required"
-            rows.append((one.name, "" if default in (None, ()) else _as_yaml(default)))
+                default = "" if setting.default_factory is not dataclasses.MISSING else "required"
+            rows.append((setting.name, "" if default in (None, ()) else _as_yaml(default)))
         return rows
 
     def file_name(self, settings: Any) -> str:
-        """Return the name of its files without the ending: ID, or ID-quick for a quick setting."""
+        """Return the name of its files without suffix: ID, or ID-quick for a quick setting.
+
+        Args:
+            settings: Result of `configure`.
+        """
         return f"{self.id}-quick" if getattr(settings, "quick", False) else self.id
 
     def command(self, settings: Any) -> str:
-        """Return the command that gives the same numbers."""
+        """Return the command that reproduces the numbers.
+
+        Args:
+            settings: Result of `configure`.
+        """
         words = ["equilibria", "reproduce", self.id]
-        for one in dataclasses.fields(settings):
-            value = getattr(settings, one.name)
-            if value == one.default or not (value or one.default) or one.name in LEFT_OUT:
+        for setting in dataclasses.fields(settings):
+            value = getattr(settings, setting.name)
+            if (
+                value == setting.default
+                or not (value or setting.default)
+                or setting.name in NEUTRAL_SETTINGS
+            ):
                 continue
-            if one.name == "quick":
+            if setting.name == "quick":
                 words.append("--quick")
-            elif one.name == "seeds":
+            elif setting.name == "seeds":
                 words += ["--seeds", str(value)]
             elif isinstance(value, Mapping):
-                words += [f"{one.name}.{key}={_as_yaml(held)}" for key, held in value.items()]
+                words += [f"{setting.name}.{key}={_as_yaml(item)}" for key, item in value.items()]
             else:
-                words.append(f"{one.name}={_as_yaml(value)}")
+                words.append(f"{setting.name}={_as_yaml(value)}")
         return shlex.join(words)
 
     def carry_out(self, settings: Any, work: Work) -> StudyResult:
-        """Run the study and write ID.md, ID.json and, where there is a picture, ID.png.
+        """Run the study and write ID.md, ID.json and, if there is a picture, ID.png.
 
         Args:
-            settings: What `configure` returned.
-            work: The folder, and functions that receive the progress.
+            settings: Result of `configure`.
+            work: Output folder and callbacks for the progress.
+
+        Returns:
+            The record and the names of the files.
         """
-        found = self.run(settings, work)
+        outcome = self.run(settings, work)
         facts = provenance()
         record = {
             "study": self.id,
             "command": self.command(settings),
             **facts,
-            **found.data,
+            **outcome.data,
         }
         head = f"{facts['date']}, commit {facts['commit']}; {facts['machine']}."
         about = " ".join(
-            part for part in (f"{self.paper}." if self.paper else "", head, found.about) if part
+            part for part in (f"{self.paper}." if self.paper else "", head, outcome.about) if part
         )
         name = self.file_name(settings)
-        picture = [] if found.picture is None else [f"![{self.title}]({name}.png)", ""]
+        picture = [] if outcome.picture is None else [f"![{self.title}]({name}.png)", ""]
         lines = [f"# {self.title}", "", f"    {record['command']}", "", about, "", *picture]
-        text = "\n".join([*lines, found.text.rstrip("\n")]) + "\n"
+        text = "\n".join([*lines, outcome.text.rstrip("\n")]) + "\n"
         contents = {
             "md": text.encode(),
             "json": (json.dumps(record, indent=1) + "\n").encode(),
-            "png": found.picture,
+            "png": outcome.picture,
         }
         work.output.mkdir(parents=True, exist_ok=True)
         files = []
@@ -188,17 +209,17 @@ class Study:
             if content is not None:
                 files.append(work.output / f"{name}.{ending}")
                 write_atomically(files[-1], content)
-        return StudyResult(record, text, tuple(files), found.is_complete)
+        return StudyResult(record, text, tuple(files), outcome.is_complete)
 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """The record of a study, as it was written.
+    """The written record of a study.
 
     Args:
         record: Content of the JSON file.
         text: Content of the Markdown file.
-        files: The files.
+        files: Paths of the written files.
         is_complete: False if a run failed.
 
     Examples:
@@ -213,7 +234,7 @@ class StudyResult:
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table whose first row is the heading; numbers stand right."""
+    """Return the lines of a Markdown table; the first row is the header, numbers align right."""
     bars = "|" + "|".join(["---", *["---:"] * (len(rows[0]) - 1)]) + "|"
     first, *rest = ["| " + " | ".join(row) + " |" for row in rows]
     return [first, bars, *rest]

@@ -1,29 +1,31 @@
-"""OptEq's Theorem 6 as an experiment: does gradient descent train a Deep OptEq at a linear rate?
+"""Experiment on OptEq's Theorem 6: gradient descent trains a wide Deep OptEq at a linear rate.
 
     equilibria reproduce theorem6 [widths=[16,64]] [steps=300] [seed=0]
 
 Xie et al., "Optimization Induced Equilibrium Networks", TPAMI 2022, Section 6.2: for wide layers
-ℓ(θ_t) ≤ ℓ(θ_0)(1 − ηQ₀)^t and ‖θ_t − θ*‖ ≤ Q₃(1 − ηQ₀)^{t/2}. The constants are in a supplement;
-here Q₀ = λ_min of the tangent kernel K = JJᵀ at the start (J = ∂prediction/∂θ). For ℓ = ½‖r‖² it is
-the constant of ‖∇ℓ‖² ≥ 2Q₀ℓ there, and it stays so in the limit of infinite width. What is assumed:
+ℓ(θ_t) ≤ ℓ(θ_0)(1 − ηQ₀)^t and ‖θ_t − θ*‖ ≤ Q₃(1 − ηQ₀)^{t/2}. The constants are in a supplement.
+Here Q₀ is λ_min of the tangent kernel K = JJᵀ at the start, J = ∂prediction/∂θ. For ℓ = ½‖r‖² it is
+the constant of ‖∇ℓ‖² ≥ 2Q₀ℓ at the start, and throughout in the limit of infinite width.
 
-- W_1, …, W_{L+1} have singular values away from zero: Gaussian rectangles; measured.
-- Fixed points exist and are bounded: ‖W_l‖ = 0.7 or so at the start, with nothing that keeps the
-  norms there. The theorem's point is that they stay; the largest norm of a run is measured.
-- σ is smooth, strongly monotone and 1-Lipschitz: `SmoothLeakyReLU` is, exactly.
+The assumptions of the theorem, and how the experiment meets them:
+
+- The singular values of W_1, …, W_{L+1} are bounded away from zero: Gaussian rectangular matrices;
+  the smallest singular value is measured.
+- Fixed points exist and are bounded: ‖W_l‖ is about 0.7 at the start and not constrained. The
+  theorem states that the norms stay bounded; the largest norm of a run is measured.
+- σ is smooth, strongly monotone and 1-Lipschitz: `SmoothLeakyReLU`.
 - The widths n_l are at least a polynomial of the number N of samples: approximated by growing n.
-- η < min(1/Q₀, 1/Q₁), Q₁ unknown: η = ½/λ_max(K).
+- η < min(1/Q₀, 1/Q₁) with Q₁ unknown: η = ½/λ_max(K).
 
-Where the theorem speaks of K unrolled iterations, the equilibrium is solved and differentiated
-implicitly; inputs are features already (no g), and no weight decays, as the loss could not vanish.
+The theorem is about K unrolled iterations; here the equilibrium is solved and differentiated
+implicitly. Inputs are features (no g). There is no weight decay, with which the loss cannot vanish.
 
-Seen with the defaults: the bound holds at every width. At 256 and 1024 all is as the theorem tells
-it: the loss never rises, no norm exceeds 0.76, the weights move by less than half a per cent, and
-the fitted rate comes close to the (1 − ηQ₀)² of a linear model, twice the exponent that is proven.
-At 16 and 64 the loss vanishes too, but not for the theorem's reason: a norm passes 1, and in some
-fifty of 300 steps the loss rises. With seeds 1 to 3 the bound holds at 256 again and breaks once
-at 16, once at 64; at 8 and 12 (seed 0) the norms grow until there is no equilibrium. Width is
-needed, then, and where it is given the rate is real.
+With the default settings the bound holds at every width. At 256 and 1024 all predictions of the
+theorem hold: the loss never increases, no norm exceeds 0.76, the weights move by less than 0.5 %,
+and the fitted rate is close to the (1 − ηQ₀)² of a linear model, twice the proven exponent. At 16
+and 64 the loss vanishes although the assumptions fail: a norm exceeds 1, and the loss increases in
+about 50 of 300 steps. With seeds 1 to 3 the bound holds at 256 and fails once at 16 and once at 64.
+At 8 and 12 (seed 0) the norms grow until no equilibrium exists.
 """
 
 from __future__ import annotations
@@ -40,12 +42,12 @@ from torch.nn import functional as F
 import equilibria as eq
 from equilibria.activations import Activation
 from equilibria.models import DeepOptEqCell, UnitLayer
-from equilibria.papers.studies.study import Found, Study, Work
+from equilibria.papers.studies.study import Study, StudyOutcome, Work
 from equilibria.report.style import LIGHT, count_along, drawing, dress_axes, figure_png, series
 
-NORM = 0.7
-FLOOR = 1e-14
-"""Losses below this share of the first are rounding of the solves, and are not fitted."""
+INITIAL_NORM = 0.7
+LOSS_FLOOR = 1e-14
+"""Losses below this share of the first one are rounding errors of the solves and are ignored."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class SmoothLeakyReLU(Activation):
 
     def __post_init__(self) -> None:
         if not 0 < self.slope < 1:
-            raise ValueError(f"slope must lie in (0, 1), not {self.slope}")
+            raise ValueError(f"slope must be in (0, 1), got {self.slope}")
 
     @property
     def p(self) -> float:
@@ -82,7 +84,7 @@ class SmoothLeakyReLU(Activation):
         return self.p * a.square() / 2 + self.q * (root / 2 - a)
 
     def inverse(self, y: Tensor) -> Tensor:
-        """σ⁻¹(y), a root of a quadratic equation."""
+        """Return σ⁻¹(y), a root of a quadratic equation."""
         w = y + self.q
         return (self.p * w - self.q * (w.square() + self.slope).sqrt()) / self.slope
 
@@ -111,7 +113,7 @@ class WidthSetting:
 
 @dataclass(frozen=True)
 class WidthRun:
-    """What one training showed."""
+    """Measurements of one training."""
 
     setting: WidthSetting
     parameters: int
@@ -121,7 +123,7 @@ class WidthRun:
     """λ_max/λ_min of the tangent kernel at the start."""
     losses: list[float]
     gradient_ratio: float
-    """The least ‖∇ℓ‖²/2ℓ along the way ÷ Q₀."""
+    """Smallest ‖∇ℓ‖²/2ℓ over the steps, divided by Q₀."""
     smallest_singular_value: float
     largest_norm: float
     movement: float
@@ -137,8 +139,8 @@ class WidthRun:
 
     @property
     def rises(self) -> int:
-        """In how many steps the loss rose, above the floor of rounding."""
-        floor = FLOOR * self.losses[0]
+        """Number of steps in which the loss increased, above the floor of rounding errors."""
+        floor = LOSS_FLOOR * self.losses[0]
         pairs = zip(self.losses, self.losses[1:], strict=False)
         return sum(after > before > floor for before, after in pairs)
 
@@ -148,17 +150,17 @@ class WidthRun:
         if self.diverged:
             return False
         first = self.losses[0]
-        bounds = [max(first * self.bound**t, FLOOR * first) for t in range(len(self.losses))]
+        bounds = [max(first * self.bound**t, LOSS_FLOOR * first) for t in range(len(self.losses))]
         return all(loss <= b * (1 + 1e-9) for loss, b in zip(self.losses, bounds, strict=True))
 
     @property
     def rate(self) -> float:
-        """The factor by which the loss falls a step, fitted to the second half."""
-        return fitted_rate(self.losses, FLOOR * self.losses[0])
+        """Factor of the loss per step, fitted to the second half."""
+        return fitted_rate(self.losses, LOSS_FLOOR * self.losses[0])
 
     @property
     def distance_rate(self) -> float:
-        """The same for ‖θ_t − θ_T‖, over the steps whose distance to θ* is still that to θ_T."""
+        """Factor of ‖θ_t − θ_T‖ per step, fitted while θ_T is close to θ* compared with θ_t."""
         early = self.distances[: max(2, 2 * len(self.distances) // 3)]
         return math.pow(fitted_rate(early, 0.0), 1 / self.setting.record_every)
 
@@ -176,7 +178,7 @@ def fitted_rate(values: Sequence[float], floor: float) -> float:
 
 
 class Network(nn.Module):
-    """y = W_{L+1} z*, z* the equilibrium of a Deep OptEq (Eq. 5) without control of its norms."""
+    """Network y = W_{L+1} z*, z* the equilibrium of a Deep OptEq (Eq. 5) with free norms."""
 
     def __init__(self, setting: WidthSetting, generator: torch.Generator) -> None:
         super().__init__()
@@ -189,7 +191,7 @@ class Network(nn.Module):
         for _ in range(setting.depth):
             W, U = gaussian(n, m), gaussian(n, setting.inputs)
             with torch.no_grad():
-                W.mul_(NORM / (math.sqrt(n) + math.sqrt(m)))
+                W.mul_(INITIAL_NORM / (math.sqrt(n) + math.sqrt(m)))
             bias = nn.Parameter(torch.zeros(n, dtype=torch.float64))
             activation = SmoothLeakyReLU()
             self.units.append(
@@ -206,36 +208,37 @@ class Network(nn.Module):
             self.readout.div_(math.sqrt(m))
 
     def forward(self, x: Tensor, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The predictions and z*."""
+        """Return the predictions and z*."""
         z = self.layer(x, start)
         return z @ self.readout.mT, z
 
     @torch.no_grad()
     def singular_values(self) -> tuple[float, float]:
-        """The least of all weights and the largest of the W_l."""
+        """Return the smallest singular value of all weights and the largest of the W_l."""
         spectra = [torch.linalg.svdvals(unit.W.weights()[0]) for unit in self.units]
-        least = min(float(s[-1]) for s in [*spectra, torch.linalg.svdvals(self.readout)])
-        return least, max(float(s[0]) for s in spectra)
+        smallest = min(float(s[-1]) for s in [*spectra, torch.linalg.svdvals(self.readout)])
+        return smallest, max(float(s[0]) for s in spectra)
 
     def flat(self) -> Tensor:
+        """Return all parameters as one vector."""
         return torch.cat([p.detach().flatten() for p in self.parameters()])
 
 
 def tangent_spectrum(network: Network, x: Tensor) -> Tensor:
-    """The eigenvalues of K = JJᵀ, ascending."""
+    """Compute the eigenvalues of K = JJᵀ, ascending."""
     predictions, _ = network(x)
     parameters = list(network.parameters())
     rows = []
     for prediction in predictions.flatten():
-        pulled = torch.autograd.grad(prediction, parameters, retain_graph=True)
-        rows.append(torch.cat([gradient.flatten() for gradient in pulled]))
+        gradients = torch.autograd.grad(prediction, parameters, retain_graph=True)
+        rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
     J = torch.stack(rows)
     eigenvalues: Tensor = torch.linalg.eigvalsh(J @ J.mT)
     return eigenvalues
 
 
 def train(setting: WidthSetting) -> WidthRun:
-    """Full-batch gradient descent on ℓ = ½‖prediction − target‖² in float64."""
+    """Train by full-batch gradient descent on ℓ = ½‖prediction − target‖² in float64."""
     generator = torch.Generator().manual_seed(setting.seed)
     shape = (setting.samples, setting.inputs)
     x = F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=1)
@@ -245,7 +248,7 @@ def train(setting: WidthSetting) -> WidthRun:
     q0, largest = float(eigenvalues[0]), float(eigenvalues[-1])
     learning_rate = 0.5 / largest
     parameters = list(network.parameters())
-    least, norm = network.singular_values()
+    smallest, norm = network.singular_values()
     losses: list[float] = []
     ratios: list[float] = []
     path: list[Tensor] = []
@@ -257,11 +260,11 @@ def train(setting: WidthSetting) -> WidthRun:
             loss = 0.5 * (predictions - target).square().sum()
             gradients = torch.autograd.grad(loss, parameters)
         except eq.ConvergenceError:
-            diverged = True  # the norms have grown until the equilibrium was lost
+            diverged = True  # the norms have grown until no equilibrium exists
             break
         start = z.detach()
         losses.append(loss.item())
-        if losses[-1] > FLOOR * losses[0]:
+        if losses[-1] > LOSS_FLOOR * losses[0]:
             square = sum(float(g.square().sum()) for g in gradients)
             ratios.append(square / (2 * losses[-1]))
         if step % setting.record_every == 0:
@@ -279,7 +282,7 @@ def train(setting: WidthSetting) -> WidthRun:
         condition=largest / q0,
         losses=losses,
         gradient_ratio=min(ratios) / q0,
-        smallest_singular_value=least,
+        smallest_singular_value=smallest,
         largest_norm=norm,
         movement=float((end - path[0]).norm() / path[0].norm()),
         distances=[float((point - end).norm()) for point in path],
@@ -288,7 +291,7 @@ def train(setting: WidthSetting) -> WidthRun:
 
 
 def table(runs: Sequence[WidthRun]) -> str:
-    """One line a width."""
+    """Return a text table with one line per width."""
     lines = [
         "  width   weights  s_min  max‖W‖  moved   λ-cond  PL÷Q0  "
         "loss: first → last      rises     rate  (1−ηQ0)²  1−ηQ0   bound   "
@@ -308,7 +311,7 @@ def table(runs: Sequence[WidthRun]) -> str:
 
 @drawing()
 def figure(runs: Sequence[WidthRun]) -> Any:
-    """Loss and distance to the end against the linear rates, on logarithmic axes."""
+    """Draw the loss and the distance to the last weights with the linear rates of the theorem."""
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(8.4, 4.2), layout="constrained")
@@ -320,10 +323,10 @@ def figure(runs: Sequence[WidthRun]) -> Any:
         losses.plot(times, relative, color=color, label=f"width {run.setting.width}")
         bounds = [run.bound**t for t in times]
         losses.plot(times, bounds, color=color, linestyle="--", linewidth=1)
-        every = run.setting.record_every
-        recorded = [every * k for k in range(len(run.distances))]
-        apart = [distance / run.distances[0] for distance in run.distances]
-        distances.plot(recorded, apart, color=color)
+        interval = run.setting.record_every
+        recorded = [interval * k for k in range(len(run.distances))]
+        relative = [distance / run.distances[0] for distance in run.distances]
+        distances.plot(recorded, relative, color=color)
         limits = [run.bound ** (t / 2) for t in recorded]
         distances.plot(recorded, limits, color=color, linestyle="--", linewidth=1)
     losses.plot([], [], color=LIGHT.ink, linestyle="--", linewidth=1, label="Theorem 6")
@@ -342,24 +345,30 @@ def figure(runs: Sequence[WidthRun]) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the study: one training per width."""
+    """Settings of the study, with one training per width.
+
+    Args:
+        widths: Numbers of rows of the W_l.
+        steps: Number of steps of gradient descent.
+        seed: Seed of the problem and the initial weights.
+    """
 
     widths: tuple[int, ...] = (16, 64, 256, 1024)
     steps: int = 300
     seed: int = 0
 
 
-def carry_out(settings: Settings, work: Work) -> Found:
+def carry_out(settings: Settings, work: Work) -> StudyOutcome:
     """Train a network of each width and compare its loss with the bound of the theorem."""
     runs = []
     for place, width in enumerate(settings.widths):
         work.on_progress(place, len(settings.widths), f"width {width}")
         runs.append(train(WidthSetting(width, steps=settings.steps, seed=settings.seed)))
     text = table(runs)
-    return Found(
+    return StudyOutcome(
         data={"runs": [{**asdict(run), "holds": run.holds} for run in runs]},
         text="```\n" + text + "\n```",
-        about="rate: fitted factor per step of the loss; bound: whether the loss stays below "
+        about="rate: fitted factor of the loss per step. bound: whether the loss stays below "
         "ℓ₀(1 − ηQ₀)^t at every step.",
         picture=figure_png(figure(runs)),
     )

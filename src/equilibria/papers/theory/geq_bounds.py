@@ -27,10 +27,11 @@ from equilibria.equilibrium import EquilibriumLayer
 from equilibria.models.base import EquilibriumClassifier
 from equilibria.models.geq.model import GEQCell
 
-STEEPEST = math.sqrt(2 / math.e)
+MAX_SLOPE = math.sqrt(2 / math.e)
 """Largest slope of e^{−t²}."""
-LEAST_CURVATURE = 2 * math.exp(-1.5)
-"""The eigenvalues of the kernel's Hessian in q are in [−0.446, 1] for every γ."""
+MAX_CONCAVITY = 2 * math.exp(-1.5)
+"""The eigenvalues of the kernel's Hessian in q are at least −MAX_CONCAVITY = −0.446 and at most 1,
+for every γ."""
 TIGHT: dict[str, Any] = {"tolerance": 1e-10, "max_iterations": 1000}
 
 
@@ -63,9 +64,9 @@ class BranchFacts:
     gamma: float
     """γ of the Gaussian kernel."""
     norm_w: float
-    """Upper bound of ‖W‖, including W_h."""
+    """Upper bound on ‖W‖, including W_h."""
     norm_u: float
-    """Upper bound of ‖U‖, including W_h."""
+    """Upper bound on ‖U‖, including W_h."""
 
     @property
     def beta_max(self) -> float:
@@ -86,8 +87,8 @@ class BranchFacts:
     @property
     def largest_patch(self) -> float:
         """Largest ‖q_p‖. It is infinite if any β is zero in floating point."""
-        least = float(self.betas.min())
-        return math.sqrt(-math.log(least) / self.gamma) if least > 0 else math.inf
+        smallest = float(self.betas.min())
+        return math.sqrt(-math.log(smallest) / self.gamma) if smallest > 0 else math.inf
 
     def apply_W(self, y: Tensor) -> Tensor:  # noqa: N802 - the paper's symbol
         """Apply W, including W_h.
@@ -166,28 +167,28 @@ def layer_facts(layer: EquilibriumLayer, inputs: Tensor) -> list[BranchFacts]:
     """
     cell = layer.cell
     if not isinstance(cell, GEQCell):
-        raise TypeError(f"these bounds are of GEQ's Gaussian kernel, not of {type(cell).__name__}")
+        raise TypeError(f"expected a GEQCell, whose kernel is Gaussian, got {type(cell).__name__}")
     if cell.activation != get_activation("relu"):
-        raise ValueError("these bounds are those of ReLU, which the paper's GEQ has")
-    found = []
+        raise ValueError(f"the activation must be ReLU, as in the paper, got {cell.activation}")
+    branches = []
     for kernel in cell.kernels():
         if not isinstance(kernel.scale, FixedScale | RunningScale):
             raise ValueError(
-                "γ depends on the input here, and then no bound is known: train with "
-                'gamma="running" or with a number'
+                "no bound is known, because γ depends on the input: train with "
+                'gamma="running" or a number'
             )
         branch = GEQCell(kernel, cell.activation)
-        one = EquilibriumLayer(branch, **TIGHT)
-        solution = one.solve(inputs)
+        single = EquilibriumLayer(branch, **TIGHT)
+        solution = single.solve(inputs)
         (states,) = state_tensors(solution.state)
         with torch.no_grad():
             (betas,) = branch.attention(solution.state, solution.context)
             hidden = 1.0
             if kernel.W_h is not None:
                 hidden = float(kernel.W_h.norm_bound((kernel.W_h.in_features,)))
-            found.append(
+            branches.append(
                 BranchFacts(
-                    layer=one,
+                    layer=single,
                     kernel=kernel,
                     inputs=inputs,
                     states=states,
@@ -198,7 +199,7 @@ def layer_facts(layer: EquilibriumLayer, inputs: Tensor) -> list[BranchFacts]:
                     norm_u=hidden * float(kernel.input.U.norm_bound(tuple(inputs.shape[1:]))),
                 )
             )
-    return found
+    return branches
 
 
 def projected(kernel: GaussianKernel, r: Tensor) -> Tensor:
@@ -245,7 +246,7 @@ class LipschitzBounds:
     """‖W‖‖U‖/(1 − 0.446‖W‖²). It holds for all inputs, by strong convexity, up to
     ‖W‖ = 1.497."""
     measured: float
-    """Largest quotient ‖z(x₁) − z(x₂)‖/‖x₁ − x₂‖ that the search found."""
+    """Largest measured quotient ‖z(x₁) − z(x₂)‖/‖x₁ − x₂‖."""
 
 
 def lipschitz_bounds(facts: BranchFacts, iterations: int = 8) -> LipschitzBounds:
@@ -256,7 +257,7 @@ def lipschitz_bounds(facts: BranchFacts, iterations: int = 8) -> LipschitzBounds
         iterations: Number of power iterations of the search.
 
     Returns:
-        The bounds and the largest quotient found.
+        The bounds and the largest measured quotient.
 
     Examples:
         >>> from equilibria.papers import theory
@@ -266,12 +267,12 @@ def lipschitz_bounds(facts: BranchFacts, iterations: int = 8) -> LipschitzBounds
         True
     """
     W, U = facts.norm_w, facts.norm_u
-    kernel = min(1.0, facts.beta_max + STEEPEST * math.sqrt(facts.gamma) * facts.largest_patch)
+    kernel = min(1.0, facts.beta_max + MAX_SLOPE * math.sqrt(facts.gamma) * facts.largest_patch)
     return LipschitzBounds(
         printed=printed_lipschitz(facts.mu, facts.beta_max, facts.gamma, facts.radius),
         opteq=opteq_lipschitz(facts.mu),
         corrected=quotient(kernel * W * U, 1 - kernel * W**2),
-        certified=quotient(W * U, 1 - LEAST_CURVATURE * W**2),
+        certified=quotient(W * U, 1 - MAX_CONCAVITY * W**2),
         measured=measured_lipschitz(facts.layer, facts.inputs, iterations),
     )
 
@@ -340,7 +341,7 @@ def measured_lipschitz(
 
     The search covers all pairs of inputs and a neighborhood of every input. In the neighborhood,
     power iteration on JᵀJ improves the direction. Every quotient is computed from two equilibria.
-    The result is therefore a lower bound of the Lipschitz constant, up to the solver's tolerance.
+    The result is therefore a lower bound on the Lipschitz constant, up to the solver's tolerance.
 
     Args:
         layer: Layer to search.
@@ -349,7 +350,7 @@ def measured_lipschitz(
         step: Distance from an input at which its neighborhood is sampled.
 
     Returns:
-        The largest quotient found.
+        The largest measured quotient.
 
     Examples:
         >>> layer = eq.EquilibriumLayer(lambda z, x: 0.5 * z + x, tolerance=1e-10)  # z* = 2x
@@ -367,11 +368,11 @@ def measured_lipschitz(
     with torch.enable_grad():
         here = outputs(x)
     z = here.detach()
-    apart = torch.pdist(inputs.flatten(1))
-    pairs = torch.pdist(z)[apart > 0] / apart[apart > 0]
+    distances = torch.pdist(inputs.flatten(1))
+    pairs = torch.pdist(z)[distances > 0] / distances[distances > 0]
     best = float(pairs.max()) if pairs.numel() else 0.0
-    chance = torch.Generator().manual_seed(0)
-    direction = torch.randn(inputs.shape, generator=chance, dtype=torch.float64).to(inputs)
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)
     for _ in range(iterations):
         sizes = direction.flatten(1).norm(dim=1).clamp_min(torch.finfo(inputs.dtype).tiny)
         direction = direction / sizes.reshape(-1, *[1] * (inputs.dim() - 1))

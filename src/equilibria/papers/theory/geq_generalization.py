@@ -22,7 +22,7 @@ from equilibria.papers.theory.linear_maps import frobenius, gram_frobenius
 
 @dataclass(frozen=True)
 class GeneralizationBounds:
-    """Bounds of the expected error, with probability 1 − δ over training sets of M samples.
+    """Bounds on the expected error, with probability 1 − δ over training sets of M samples.
 
     Examples:
         >>> from equilibria.papers import theory
@@ -171,7 +171,8 @@ class PacBayes:
     def __post_init__(self) -> None:
         if not (self.samples > 1 and self.margin > 0 and 0 < self.delta < 1):
             raise ValueError(
-                "give two samples or more, a margin above 0, and delta between 0 and 1"
+                f"need samples >= 2, margin > 0 and 0 < delta < 1, got samples={self.samples}, "
+                f"margin={self.margin:g}, delta={self.delta:g}"
             )
 
     def printed(self, *, is_opteq: bool = False) -> float:
@@ -240,9 +241,9 @@ def margin_loss(logits: Tensor, labels: Tensor, margin: float) -> float:
         >>> margin_loss(logits, torch.tensor([0, 0]), margin=1.0)
         0.5
     """
-    own = logits.gather(1, labels[:, None])
+    of_label = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -math.inf).amax(dim=1, keepdim=True)
-    return float((own <= margin + others).double().mean())
+    return float((of_label <= margin + others).double().mean())
 
 
 def _head(model: EquilibriumClassifier, branches: list[BranchFacts]) -> tuple[Tensor, Tensor]:
@@ -254,9 +255,9 @@ def _head(model: EquilibriumClassifier, branches: list[BranchFacts]) -> tuple[Te
         logits = model.head(cell.fuse(states))[0]
         rows = [
             torch.cat(
-                [part.flatten() for part in torch.autograd.grad(one, states, retain_graph=True)]
+                [part.flatten() for part in torch.autograd.grad(logit, states, retain_graph=True)]
             )
-            for one in logits
+            for logit in logits
         ]
     return torch.stack(rows), logits.detach()
 

@@ -25,7 +25,7 @@ from equilibria.papers.theory.linear_maps import adjoint, frobenius, least_singu
 
 @dataclass(frozen=True)
 class SimilarityBounds:
-    """Similarity ⟨z(x₁), z(x₂)⟩ of every pair of inputs, and bounds of it.
+    """Similarity ⟨z(x₁), z(x₂)⟩ of every pair of inputs, and bounds on it.
 
     Every tensor has shape (inputs, inputs).
 
@@ -65,7 +65,7 @@ def similarity_bounds(facts: BranchFacts) -> SimilarityBounds:
         facts: The branch with its equilibria, from `branch_facts` or `layer_facts`.
 
     Returns:
-        The measured similarities and the bounds of them.
+        The measured similarities and bounds on them.
 
     Examples:
         >>> from equilibria.papers import theory
@@ -159,7 +159,7 @@ def expected_opteq_similarity(
 def remark_3(log_d: float, gamma: float, smallest: float) -> float:
     """Compute the distance d of inputs beyond which D e^{−¼γσ_min²d²} ≤ 1.
 
-    Beyond this distance the bound of κ̄ for GEQ is below that for OptEq.
+    Beyond this distance the bound on κ̄ for GEQ is below that for OptEq.
 
     Args:
         log_d: log D.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-MOST_COLUMNS = 2048
+MAX_MATRIX_COLUMNS = 2048
 """Maps with at most this many columns are evaluated as a matrix; others with random vectors."""
 PROBES = 128
 """Number of random vectors."""
@@ -26,7 +26,7 @@ def frobenius(mapped: Map, shape: tuple[int, ...]) -> float:
         shape: Shape of one input, without the batch dimension.
 
     Returns:
-        The exact value for at most `MOST_COLUMNS` columns, otherwise an unbiased estimate.
+        The exact value for at most `MAX_MATRIX_COLUMNS` columns, otherwise an unbiased estimate.
     """
     probes, factor = _probes(shape)
     return factor * float(mapped(probes).flatten(1).square().sum())
@@ -40,7 +40,7 @@ def gram_frobenius(mapped: Map, shape: tuple[int, ...]) -> float:
         shape: Shape of one input, without the batch dimension.
 
     Returns:
-        The exact value for at most `MOST_COLUMNS` columns, otherwise an unbiased estimate.
+        The exact value for at most `MAX_MATRIX_COLUMNS` columns, otherwise an unbiased estimate.
     """
     probes, factor = _probes(shape)
     return factor * float(adjoint(mapped, probes, mapped(probes).detach()).square().sum())
@@ -48,15 +48,15 @@ def gram_frobenius(mapped: Map, shape: tuple[int, ...]) -> float:
 
 @torch.no_grad()
 def least_singular(mapped: Map, shape: tuple[int, ...]) -> float:
-    """Compute the smallest singular value of a map, or a lower bound of it.
+    """Compute the smallest singular value of a map, or a lower bound on it.
 
     Args:
         mapped: The map A.
         shape: Shape of one input, without the batch dimension.
 
     Returns:
-        The smallest singular value for at most `MOST_COLUMNS` columns, otherwise the lower bound 0.
-        It is 0 also if A has more columns than rows.
+        The smallest singular value for at most `MAX_MATRIX_COLUMNS` columns, otherwise the lower
+        bound 0. It is 0 also if A has more columns than rows.
     """
     probes, factor = _probes(shape)
     if factor != 1:
@@ -72,7 +72,7 @@ def _probes(shape: tuple[int, ...]) -> tuple[Tensor, float]:
     expectation.
     """
     count = math.prod(shape)
-    if count <= MOST_COLUMNS:
+    if count <= MAX_MATRIX_COLUMNS:
         return torch.eye(count, dtype=torch.float64).reshape(count, *shape), 1.0
     signs = torch.randint(2, (PROBES, *shape), generator=torch.Generator().manual_seed(0))
     return 2.0 * signs.double() - 1, 1 / PROBES

@@ -66,11 +66,11 @@ class AffineOptEqCell(Cell):
     def __init__(self, layer: UnitLayer, R: Tensor, t: Tensor | None = None) -> None:
         super().__init__()
         if R.dim() != 2 or R.shape[0] != R.shape[1]:
-            raise ValueError(f"R must be a square matrix, not of shape {tuple(R.shape)}")
+            raise ValueError(f"R must be a square matrix, got shape {tuple(R.shape)}")
         if t is not None and t.shape != R.shape[:1]:
-            raise ValueError(f"t must have shape {tuple(R.shape[:1])}, not {tuple(t.shape)}")
+            raise ValueError(f"t must have shape {tuple(R.shape[:1])}, got {tuple(t.shape)}")
         if not R.is_meta and int(torch.linalg.matrix_rank(R.detach())) < R.shape[0]:
-            raise ValueError("R must be invertible: A⁻¹ is part of the layer")
+            raise ValueError("R must be invertible, because A⁻¹ is part of the layer")
         self.inner = DeepOptEqCell([layer])
         _hold(self, "R", R)
         _hold(self, "t", torch.zeros_like(R[0]) if t is None else t)
@@ -189,7 +189,7 @@ class MultivariateOptEqCell(Cell):
     ) -> None:
         super().__init__()
         if factor.dim() != 2:
-            raise ValueError(f"the factor of S is a matrix, not of shape {tuple(factor.shape)}")
+            raise ValueError(f"the factor of S must be a matrix, got shape {tuple(factor.shape)}")
         self.W = as_operator(W)
         self.input = Input(U, bias)
         channels = self.W.bias_shape
@@ -282,7 +282,7 @@ def psd_factor(S: Tensor) -> Tensor:
         True
     """
     if S.dim() != 2 or S.shape[0] != S.shape[1]:
-        raise ValueError(f"S must be a square matrix, not of shape {tuple(S.shape)}")
+        raise ValueError(f"S must be a square matrix, got shape {tuple(S.shape)}")
     eigenvalues, vectors = torch.linalg.eigh(S)
     rounding = 10 * len(S) * torch.finfo(S.dtype).eps * eigenvalues.abs().amax()
     if bool((S - S.mT).abs().amax() > rounding):
@@ -342,13 +342,13 @@ def universal_hidden_units(weights: Sequence[Tensor], width: int | None = None) 
     for k in range(1, len(weights)):
         if weights[k].shape[1] != heights[k - 1]:
             raise ValueError(
-                f"weight {k + 1} takes {weights[k].shape[1]} numbers, "
-                f"but layer {k} gives {heights[k - 1]}"
+                f"weight {k + 1} has {weights[k].shape[1]} columns, "
+                f"but layer {k} has {heights[k - 1]} outputs"
             )
-    least = max((a + b for a, b in pairwise(heights)), default=heights[0])
-    width = least if width is None else width
-    if width < least:
-        raise ValueError(f"the width must be at least {least} here, not {width}")
+    smallest = max((a + b for a, b in pairwise(heights)), default=heights[0])
+    width = smallest if width is None else width
+    if width < smallest:
+        raise ValueError(f"width must be at least {smallest}, got {width}")
     like = weights[0]
     factors = [torch.eye(width, dtype=like.dtype, device=like.device)[: heights[0]]]
     for k in range(1, len(weights)):
@@ -397,7 +397,7 @@ def deep_opteq_of_network(
     if len(weights) != len(biases) + 1 or not biases:
         raise ValueError(
             f"a network of L >= 1 layers has L + 1 weights and L biases, "
-            f"not {len(weights)} and {len(biases)}"
+            f"got {len(weights)} and {len(biases)}"
         )
     first = weights[0]
     *factors, readout = universal_hidden_units(weights)
@@ -415,6 +415,13 @@ class ProximalReport:
 
     The report is true if the map passed all three tests.
 
+    Attributes:
+        asymmetry: Largest |⟨Ju, v⟩ − ⟨u, Jv⟩| / (‖u‖‖v‖), with the Jacobian J; 0 for a gradient.
+        monotonicity: Smallest ⟨T(a) − T(b), a − b⟩ / ‖a − b‖²; at least 0 for the gradient of a
+            convex function.
+        lipschitz: Largest ‖T(a) − T(b)‖ / ‖a − b‖; at most 1 for a proximal operator.
+        tolerance: Tolerance of the three tests.
+
     Examples:
         >>> from equilibria.papers import theory
         >>> report = theory.ProximalReport(
@@ -425,14 +432,9 @@ class ProximalReport:
     """
 
     asymmetry: float
-    """Largest |⟨Ju, v⟩ − ⟨u, Jv⟩| / (‖u‖‖v‖), with the Jacobian J. It is 0 for a gradient."""
     monotonicity: float
-    """Smallest ⟨T(a) − T(b), a − b⟩ / ‖a − b‖². It is at least 0 for the gradient of a convex
-    function."""
     lipschitz: float
-    """Largest ‖T(a) − T(b)‖ / ‖a − b‖. It is at most 1 for a proximal operator."""
     tolerance: float
-    """Tolerance of the three tests."""
 
     @property
     def is_gradient(self) -> bool:
@@ -501,10 +503,10 @@ def is_proximal(
         a, b, u, v = (random() for _ in range(4))
         with torch.no_grad():
             moved = step(a) - step(b)
-        apart = torch.linalg.vector_norm(a - b, dim=1)
+        distance = torch.linalg.vector_norm(a - b, dim=1)
         inner = (moved * (a - b)).sum(dim=1)
-        monotonicity = min(monotonicity, float((inner / apart.square()).min()))
-        lipschitz = max(lipschitz, float((torch.linalg.vector_norm(moved, dim=1) / apart).max()))
+        monotonicity = min(monotonicity, float((inner / distance.square()).min()))
+        lipschitz = max(lipschitz, float((torch.linalg.vector_norm(moved, dim=1) / distance).max()))
         # ⟨Ju, v⟩ = ⟨u, Jᵀv⟩: two products with Jᵀ show whether J is symmetric.
         with torch.enable_grad():
             image = step(a.requires_grad_())

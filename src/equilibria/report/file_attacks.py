@@ -1,4 +1,4 @@
-"""Attacks on image files: what a classifier says of them before and after."""
+"""Attacks on image files: predictions of a classifier before and after."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from equilibria.training.files import write_atomically
 
 @dataclass(frozen=True)
 class AttackedFile:
-    """One image file under one attack."""
+    """Result of one attack on one image file."""
 
     file: str
     method: str
@@ -30,20 +30,20 @@ class AttackedFile:
     """The class that the attack moves the image away from."""
     before: str
     after: str | None
-    """What the model says of the attacked image; None where it has no answer."""
+    """Prediction for the attacked image; None if the logits are not finite."""
     changed: bool
-    """Whether that is another class than before."""
+    """Whether `after` differs from `before`."""
     distance: float
-    """Between the two, in the attack's norm."""
+    """Distance between the original and the attacked image, in the norm of the attack."""
     steps: int
     evaluations: int
-    """Of the map of the equilibrium, or of the model if it has none, in the whole search."""
+    """Number of evaluations of the equilibrium map, or of a model without one, per attack."""
     status: str
-    """How JIIO ended; empty for other methods."""
+    """Solver status of JIIO; empty for other methods."""
     attacked: str | None
-    """The file of the attacked image, if it was written."""
+    """File of the attacked image, if it was written."""
     after_in_file: str | None
-    """What the model says of that file, whose pixels are whole numbers of 8 bits."""
+    """Prediction for that file, whose pixels are rounded to 8 bits."""
 
 
 def attack_files(
@@ -58,45 +58,57 @@ def attack_files(
     on_unreadable: Callable[[Exception], None] | None = None,
     on_refused: Callable[[AttackSettings, Exception], None] | None = None,
 ) -> Iterator[AttackedFile]:
-    """Attack images, framed as those of training, one by one, by one method after the other.
+    """Attack image files one by one, with each of several methods.
 
-    label: the class that all of them show; by default what the model says of each.
-    output: a folder for the attacked images; `overwrite` replaces those that are there.
-    on_unreadable: is told of a file that cannot be read, which is then left out.
-    on_refused: is told of an attack that does not take the model, which is then left out; the last
-        one that is left may not be.
+    Args:
+        run: Trained classifier.
+        files: Image files; they are resized and cropped like the training images.
+        attacks: Settings of the attacks.
+        device: Device on which the attacks run.
+        label: True class of all files; by default the prediction for each.
+        output: Folder for the attacked images; they are not written if None.
+        overwrite: Replace attacked images that exist.
+        on_unreadable: Called with the error of a file that cannot be read, which is then skipped.
+        on_refused: Called with an attack that does not support the model, and the error; the attack
+            is then skipped. If no attack supports the model, the last error is raised.
+
+    Yields:
+        One result per file and attack.
+
+    Raises:
+        ValueError: If `label` is not a class of the run.
 
     Examples:
         >>> from pathlib import Path
         >>> eq.data.image_from_tensor(eq.data.load_digits().test.images[0]).save("zero.png")
-        >>> from equilibria.report.attacked_files import attack_files
+        >>> from equilibria.report.file_attacks import attack_files
         >>> from equilibria.training.experiment import trained_model
         >>> run = trained_model("digits-opteq")
         >>> attack, cpu = eq.inputs.AttackSettings(eps=0.5), torch.device("cpu")
-        >>> found = attack_files(run, [Path("zero.png")], [attack], cpu)
-        >>> [one.before for one in found]
+        >>> results = attack_files(run, [Path("zero.png")], [attack], cpu)
+        >>> [result.before for result in results]
         ['0']
     """
     names = run.images.class_names
     if label is not None and label not in names:
-        raise ValueError(f"{label!r} is none of the classes of the run: {', '.join(names)}")
-    kinds = [s.method if len(attacks) > 1 else "attacked" for s in attacks]
-    places: Sequence[tuple[Path | None, ...]] = [(None,) * len(attacks)] * len(files)
+        raise ValueError(f"{label!r} is not a class of the run; its classes are {', '.join(names)}")
+    suffixes = [s.method if len(attacks) > 1 else "attacked" for s in attacks]
+    targets_per_file: Sequence[tuple[Path | None, ...]] = [(None,) * len(attacks)] * len(files)
     if output is not None:
-        places = drawn_files(files, output, *kinds, overwrite=overwrite)
+        targets_per_file = drawn_files(files, output, *suffixes, overwrite=overwrite)
         output.mkdir(parents=True, exist_ok=True)
 
     def read(item: tuple[Path, tuple[Path | None, ...]]) -> tuple[Tensor, int]:
         pixels = read_pixels(item[0], run.images.frame, is_gray=run.images.is_gray)
         pixels = pixels[None].to(device)
-        said = _said(run, pixels)
-        if said < 0:
-            raise ValueError(f"{item[0]}: the model has no answer, its logits are NaN or infinite")
-        return pixels, said
+        prediction = _prediction(run, pixels)
+        if prediction < 0:
+            raise ValueError(f"{item[0]}: the logits of the model are NaN or infinite")
+        return pixels, prediction
 
-    found = readable(zip(files, places, strict=True), read, on_unreadable)
+    images = readable(zip(files, targets_per_file, strict=True), read, on_unreadable)
     refused: list[AttackSettings] = []
-    for (file, targets), (pixels, before) in found:
+    for (file, targets), (pixels, before) in images:
         true = before if label is None else names.index(label)
         for settings, target in zip(attacks, targets, strict=True):
             if settings in refused:
@@ -114,7 +126,7 @@ def attack_files(
             if target is not None:
                 written = _in_bytes(pixels, result.images)
                 write_atomically(target, image_png(written[0]))
-                in_file = _said(run, written)
+                in_file = _prediction(run, written)
             status = None if result.status is None else Status(int(result.status[0]))
             yield AttackedFile(
                 file=str(file),
@@ -133,11 +145,11 @@ def attack_files(
 
 
 @torch.no_grad()
-def _said(run: RecipeModel, images: Tensor) -> int:
+def _prediction(run: RecipeModel, images: Tensor) -> int:
     return int(predicted_classes(run.model(images))[0])
 
 
 def _in_bytes(image: Tensor, attacked: Tensor) -> Tensor:
-    """The attacked image in whole bytes; what is cut off is cut towards the image, into eps."""
+    """Round an attacked image to 8 bits, towards the original, so that it stays within eps."""
     steps = ((attacked - image).double() * BRIGHTEST).trunc()
     return (image + steps / BRIGHTEST).to(image.dtype).clamp(0, 1)

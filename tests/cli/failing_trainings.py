@@ -1,8 +1,8 @@
-"""Trainings by two processes that fail, one after the other.
+"""A program that runs failing trainings with two processes, one after the other.
 
-A program of its own, as the launcher changes how a process takes signals; and one for all of them,
-as every process that starts takes seconds to import torch. What it is given is a JSON list of
-settings, and null for an error of one process alone. After each it writes the exit code to stderr.
+It is a separate program because the launcher changes signal handlers, and a single one because
+importing torch takes seconds. Its argument is a JSON list with the settings of each training, or
+null for an error in one process only. After each training it prints the exit code to stderr.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ ENDED = "ended with "
 
 
 def fail_alone(place: Place) -> None:
-    """An error of the second process alone, while the first waits for it."""
+    """Raise an error in the second process, while the first waits for it."""
     torch.set_num_threads(1)
     with joined_group(place, torch.device("cpu")) as group:
         if group.rank == 1:
-            raise KeyError("the second process stumbles")
+            raise KeyError("error of the second process")
         group.total(torch.zeros(1))
 
 

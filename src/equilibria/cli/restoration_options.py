@@ -1,4 +1,4 @@
-"""What the two commands that restore images share: reading masks, printing, PSNR."""
+"""Shared parts of the two commands that restore images: masks, PSNR, and tables."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ if TYPE_CHECKING:
 def check_mask(damage: Damage, mask: Path | None, *, simulate: bool) -> None:
     """Raise a ValueError if a mask is missing, or given for damage that takes none."""
     if mask is not None and not damage.simulated_hole:
-        raise ValueError("--mask says which pixels are missing: it is for --task inpaint")
+        raise ValueError("--mask is for --task inpaint")
     if damage.simulated_hole and mask is None and not simulate:
         raise ValueError(
-            "which pixels are missing? Give --mask an image in which they are bright; "
-            f"--simulate hides {damage.simulated_hole}, to show what is made of it"
+            "inpaint needs --mask, an image that is white at missing pixels, or --simulate, which "
+            f"hides {damage.simulated_hole}"
         )
 
 
 def hidden_pixels(mask: Path | None, framing: Framing) -> Tensor | None:
-    """Return which pixels (1, H, W) a mask says are missing; None if there is no mask."""
+    """Return whether each pixel is missing, shape (1, H, W); None without a mask."""
     if mask is None:
         return None
     hidden = eq.data.read_pixels(mask, framing, is_gray=True) >= 0.5
     if bool(hidden.all()) or not bool(hidden.any()):
-        raise ValueError(f"{mask} hides every pixel, or none: what is missing is bright in a mask")
+        kind = "white" if bool(hidden.all()) else "black"
+        raise ValueError(f"the mask {mask} is all {kind}; paint missing pixels white, others black")
     return hidden
 
 
 def psnr_of(images: Tensor | None, truth: Tensor | None) -> float | None:
-    """Return the PSNR in decibel of one image; None where it cannot be compared."""
+    """Return the PSNR of one image in decibels; None if there is no image of the same size."""
     if images is None or truth is None or images.shape != truth.shape:
         return None
     from equilibria.tasks.image_quality import picture_psnr
@@ -48,22 +49,19 @@ def psnr_of(images: Tensor | None, truth: Tensor | None) -> float | None:
 
 
 def warn_of_assumption(damage: Damage, *, simulate: bool) -> None:
-    """Report on standard error what is assumed of the damage because no option says it."""
+    """Warn about the parameters of the damage that are assumed because no option sets them."""
     if damage.assumption:
         warn(f"{'simulating' if simulate else 'assuming'} {damage.assumption}")
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Return those options that were not left out."""
+    """Return the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def print_known(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table of files without the columns that are empty for all of them.
-
-    Without an original there is no PSNR.
-    """
-    kept = [place for place in range(len(headings)) if any(row[place] for row in rows)]
-    columns = [headings[place] for place in kept]
-    cells = [[row[place] for place in kept] for row in rows]
+    """Print a table of files without empty columns, such as PSNR without an original."""
+    kept = [index for index in range(len(headings)) if any(row[index] for row in rows)]
+    columns = [headings[index] for index in kept]
+    cells = [[row[index] for index in kept] for row in rows]
     print_table(columns, cells, right=headings[2:])
