@@ -122,6 +122,10 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: eq.restoration.SuperResolution(factor=1),
         "factor must be at least 2, got 1",
     ),
+    "large factor": (
+        lambda: eq.restoration.SuperResolution(factor=100_000),
+        "factor must be at most 16, got 100000",
+    ),
     "noise NaN": (lambda: Denoising(noise=nan()), "noise must be in"),
     "noise below zero": (
         lambda: RestorationProblem(PICTURE, Identity(), -1),

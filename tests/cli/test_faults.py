@@ -105,6 +105,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     [
         (RuntimeError("can't allocate memory"), "can't allocate memory"),
         (MemoryError(), "out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "f"), "f: no space left on device; free"),
     ],
 )

@@ -73,6 +73,13 @@ def test_numbers_in_csv_cells_are_unchanged() -> None:
     assert written.getvalue() == '\'-1,-1,-0.5,,True,"a,b",–1,x=1\n'
 
 
+@pytest.mark.parametrize("text", [" =1", "\uff1d1", "\uff20A1"])
+def test_spaces_and_wide_characters_hide_no_formula(text: str) -> None:
+    written = StringIO()
+    csv_rows(written)([text])
+    assert written.getvalue() == f"'{text}\n"
+
+
 @pytest.mark.parametrize("extra", [(), ("--json",)])
 def test_output_has_no_control_characters(
     run: Path, files: list[str], extra: tuple[str, ...]

@@ -7,7 +7,11 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
+import equilibria as eq
+from equilibria.data.batches import UnreadableImageWarning
+from equilibria.data.source import behind_selections
 from equilibria.training import load_recipe
 from tests.data.photos import KINDS, photo, write_photos
 from tests.data.test_own_images import TABLES, write_table
@@ -62,6 +66,26 @@ def test_folder_of_images_is_trained_on(photos: Path) -> None:
     of_run = invoke("train", run, "--output", photos.parent / "other")
     assert of_run.exit_code == 2
     assert "is a run" in of_run.output
+
+
+def test_a_test_image_that_cannot_be_read_is_reported_once_and_ends_no_report(
+    tmp_path: Path,
+) -> None:
+    folder = write_photos(tmp_path / "photos", 10)
+    test = eq.data.load_dataset("folder", root=folder, size=8).test
+    files, indices = behind_selections(test, torch.arange(1, len(test)))
+    assert isinstance(files, eq.data.ImageFiles)
+    for index in indices:
+        path = Path(files.paths[index])
+        path.write_text("no image")
+    run = tmp_path / "run"
+    with pytest.warns(UnreadableImageWarning) as told:
+        result = invoke("train", folder, *SHORT, "--output", run, "--report")
+    assert result.exit_code == 0, result.output
+    messages = [str(warning.message) for warning in told]
+    assert len(messages) == len(set(messages)) == len(indices) == 3
+    assert not any("report" in message for message in messages)
+    assert (run / "report.html").is_file()
 
 
 def test_table_of_images_is_trained_on(tmp_path: Path) -> None:

@@ -31,6 +31,10 @@ def picture(tmp_path: Path) -> Path:
             "factor must be at least",
         ),
         (
+            ["restore", "{picture}", "--task", "superres", "--factor", "100000"],
+            "factor must be at most 16, got 100000",
+        ),
+        (
             ["restore-run", "mnist-generator", "{picture}", "--task", "denoise", "--noise", "25"],
             f"noise {GRAY}",
         ),

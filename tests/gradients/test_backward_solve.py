@@ -260,6 +260,20 @@ def test_products_that_share_memory_with_the_vector_are_not_overwritten(
         assert torch.autograd.gradcheck(layer, (x,), eps=1e-7, atol=1e-6)
 
 
+@pytest.mark.parametrize("activation", ["relu", "softplus", "identity"])
+def test_terms_without_curvature_are_differentiated(activation: str) -> None:
+    """Autograd's slope of |y| is a tensor of zeros without memory."""
+    absolute = eq.energy_term(lambda y, x: 0.1 * y.abs().sum(dim=1))
+    layer = eq.EquilibriumLayer(
+        eq.Input(eq.operators.Identity()) + absolute,
+        activation=activation,
+        solver=eq.Anderson(tolerance=1e-12),
+        gradient=eq.Implicit(tolerance=1e-12),
+    )
+    x = torch.tensor([[1.0, -0.5], [-2.0, 3.0]], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(layer, (x,), eps=1e-7, atol=1e-6)
+
+
 @pytest.mark.parametrize(("tolerance", "evaluated"), [(1e-2, False), (1e-5, True)])
 def test_the_residual_is_evaluated_if_rounding_is_not_negligible(
     tolerance: float, evaluated: bool

@@ -57,6 +57,15 @@ def test_training_batch_with_a_non_finite_image_raises_before_any_buffer_changes
         assert torch.equal(b, buffers[n]), n
 
 
+def test_compiled_models_refuse_a_non_finite_training_batch() -> None:
+    model = fraction("mopteq-small").train()
+    images = batch_for("mopteq-small")
+    images[1, 0, 0, 0] = torch.nan
+    with pytest.raises(NonFiniteInputError, match="1 of 4 samples"):
+        torch.compile(model, backend="eager")(images)
+    assert all(buffer.isfinite().all() for buffer in model.buffers())
+
+
 def test_features_of_a_non_finite_training_batch_raise() -> None:
     model = eq.create_model("mopteq-small").train()
     images = torch.rand(2, 3, 32, 32)

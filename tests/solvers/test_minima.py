@@ -48,6 +48,19 @@ def test_a_solve_from_a_maximum_at_a_kink_ends_at_a_minimum() -> None:
     assert solution.state.sub(WELL).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [1e-20, 1e-12, 1e-8, 1e-4])
+def test_a_descent_from_next_to_a_maximum_has_not_diverged(
+    offset: float, dtype: torch.dtype
+) -> None:
+    """The state grows by up to twenty orders of magnitude."""
+    layer = well_layer().to(dtype)
+    solution = layer.solve(torch.full((2, 3), offset, dtype=dtype))
+    assert (solution.status == eq.Status.CONVERGED).all()
+    assert isinstance(solution.state, Tensor)
+    assert solution.state.sub(WELL).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize("solver", [*SOLVERS, "auto"])
 def test_a_maximum_is_reported_as_stationary_without_the_test(solver: str) -> None:
     layer = well_layer(name=solver, check_minimum=False)

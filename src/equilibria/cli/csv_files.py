@@ -8,8 +8,8 @@ from typing import Any, TextIO
 
 from equilibria.cli.faults import printable
 
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n", "\r")
-"""Spreadsheets evaluate cells that start with one of these."""
+FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\n", "\r")
+"""Spreadsheets evaluate cells that start with one of these (OWASP's list)."""
 
 
 def csv_rows(file: TextIO) -> Callable[[Iterable[Any]], object]:
@@ -27,4 +27,4 @@ def safe_cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = printable(value)
-    return f"'{text}" if value.startswith(FORMULA_STARTS) else text
+    return f"'{text}" if value.lstrip(" ").startswith(FORMULA_STARTS) else text

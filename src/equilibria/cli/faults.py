@@ -19,6 +19,8 @@ MISTAKES = (ImportError, OSError, TypeError, ValueError)
 """Errors in arguments and inputs: exit code 2."""
 FAILURES = (MemoryError, RuntimeError)
 """Failures during the computation: exit code 1."""
+ALLOCATOR = "DefaultCPUAllocator: "
+"""Part of the message of PyTorch when memory is exhausted."""
 DEFECT = 70
 """Exit code for a bug of the program, EX_SOFTWARE of sysexits.h."""
 INTERRUPTED = 130
@@ -77,7 +79,7 @@ def sentence(error: BaseException) -> str:
         prefix = f"{error.filename}: " if error.filename is not None else ""
         remedy = f"; {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
         return f"{prefix}{error.strerror.lower()}{remedy}"
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or ALLOCATOR in str(error):
         return "out of memory; use smaller batches, images or models"
     return str(error) or type(error).__name__
 

@@ -17,7 +17,7 @@ from equilibria.context.caller import warn_caller
 from equilibria.data.file_sources import ImageFiles
 from equilibria.data.image_files import as_pixels
 from equilibria.data.readers import DataFileError
-from equilibria.data.source import Source, Split, behind_selections, read_samples
+from equilibria.data.source import Selection, Source, Split, behind_selections, read_samples
 from equilibria.data.workers import START, begin_worker, portable
 from equilibria.registry import check_values
 
@@ -148,6 +148,27 @@ def read_into_memory(
     # Of labels, maps have many.
     fit_bytes = torch.equal(labels.byte().to(labels.dtype), labels)
     return Split(torch.cat([part.images for part in parts]), labels.byte() if fit_bytes else labels)
+
+
+def fetch_readable(source: Source, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return images and labels like `source.fetch`, without the images that `Batches` leaves out.
+
+    Args:
+        source: Where the samples are.
+        indices: Which of them.
+
+    Raises:
+        DataFileError: If none of them can be read.
+
+    Examples:
+        >>> from equilibria.data.batches import fetch_readable
+        >>> images, labels = fetch_readable(eq.data.load_digits().test, torch.tensor([0, 7]))
+        >>> images.shape
+        torch.Size([2, 1, 8, 8])
+    """
+    for images, labels in Batches(Selection(source, indices), max(1, len(indices))):
+        return images, labels
+    return source.fetch(indices)
 
 
 def unreadable_images(source: Source) -> dict[str, DataFileError]:

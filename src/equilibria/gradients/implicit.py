@@ -381,6 +381,8 @@ def _apply(function: type[torch.autograd.Function], *arguments: object) -> tuple
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:
+    if a._is_zerotensor():  # autograd's zero, for example the slope of abs(y), has no memory
+        return True
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 

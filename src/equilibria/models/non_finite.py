@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.jit import is_tracing  # type: ignore[attr-defined]
 
 from equilibria.context.caller import warn_caller
-from equilibria.context.context import is_exporting
+from equilibria.context.context import is_exporting, run_eagerly
 from equilibria.models.blocks import first_layer
 from equilibria.operators.norm_control import is_wrapped
 from equilibria.solvers._cpu import is_cheap_to_read
@@ -131,8 +131,13 @@ def accept_non_finite(model: nn.Module) -> None:
 
 
 def _refuse_non_finite(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-    if not (layer.training and layer._refuses_non_finite):
-        return
+    if layer.training and layer._refuses_non_finite:
+        _check_samples(inputs)
+
+
+@run_eagerly
+def _check_samples(inputs: tuple[Any, ...]) -> None:
+    """Raise `NonFiniteInputError` for a batch with NaN or infinite values, also if compiled."""
     batch = _batch(inputs)
     if batch is None:
         return

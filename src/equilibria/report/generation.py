@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from equilibria.data.batches import fetch_readable
 from equilibria.data.source import evenly_spread
 from equilibria.inputs import decode
 from equilibria.inputs.latents import ExplicitGenerator, generator_of
@@ -126,7 +127,8 @@ def generate(
     fitted_latents = [] if known is None or not is_known else [known.to(device)]
     for chunk in chunks:
         steps.begin("latents of training images")
-        fitted_latents.append(latents_of(model, task, training.fetch(chunk)[0].to(device)))
+        batch, _ = fetch_readable(training, chunk)
+        fitted_latents.append(latents_of(model, task, batch.to(device)))
     chosen = _chosen_density(experiment, density)
     fitted = fit_density(chosen, torch.cat(fitted_latents), seed=seed)
     count = max(samples, len(originals))
@@ -252,7 +254,8 @@ def _samples(run: RecipeModel, drawn: Tensor) -> Sheet:
 
 def _training_images(experiment: Experiment, count: int) -> tuple[Tensor, Tensor]:
     """Return images and labels at evenly spaced places of the training images."""
-    return experiment.training.fetch(evenly_spread(experiment.training, count))
+    training = experiment.training
+    return fetch_readable(training, evenly_spread(training, count))
 
 
 def _classifier_task(experiment: Experiment) -> str:

@@ -29,6 +29,8 @@ from equilibria.restoration.problem import RestorationProblem
 GRAY_LEVEL = 1 / 255
 PAPER_WINDOW = 20 / 64
 """Side of the hidden window in the paper, relative to the image: 20 of 64 pixels."""
+MAX_FACTOR = 16
+"""Largest factor of super-resolution."""
 
 
 class Damage(ABC):
@@ -301,6 +303,11 @@ class SuperResolution(Damage):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(2, factor=self.factor)
+        if self.factor > MAX_FACTOR:
+            raise ValueError(
+                f"factor must be at most {MAX_FACTOR}, got {self.factor}; the restored image has "
+                "factor² times as many pixels"
+            )
 
     @property
     def words(self) -> str:

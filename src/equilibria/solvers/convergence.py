@@ -123,7 +123,9 @@ class Residuals(NamedTuple):
 class Scale:
     """Scale of each row, set by its first iterates: divergence limit and smallest divisor."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: float = 0.0) -> None:
+        self.least = least
+        """A residual below this many times `DIVERGENCE_FACTOR` has not diverged."""
         self.limit: Tensor | None = None
         self.floor: Tensor | None = None
         self.measured = 0
@@ -140,7 +142,7 @@ class Scale:
         absolute, size = row_norms(change), row_norms(image)
         if self.limit is None or self.floor is None:
             largest = torch.maximum(absolute, size)
-            self.limit = DIVERGENCE_FACTOR * largest
+            self.limit = DIVERGENCE_FACTOR * largest.clamp_min(self.least)
             # A fixed point at zero has no scale: the rounding error of the first iterate sets it.
             info = torch.finfo(image.dtype)
             self.floor = (info.eps * largest).clamp_min(info.tiny)

@@ -25,7 +25,7 @@ from equilibria.data import (
     stratified_split,
 )
 from equilibria.data.augment import Chain, build_augmentation
-from equilibria.data.batches import read_into_memory, unreadable_images
+from equilibria.data.batches import fetch_readable, read_into_memory, unreadable_images
 from equilibria.data.source import evenly_spread
 from equilibria.data.survey import mean_and_deviation
 from equilibria.data.workers import usual_workers
@@ -196,7 +196,7 @@ class Experiment(RecipeModel):
     def _keep_latents(self, run: RunFolder, device: torch.device) -> None:
         """Of some training images, for `generate` where there are none."""
         if isinstance(self.task, Autoencoding | Reconstruction):
-            images, _ = self.training.fetch(evenly_spread(self.training, KEPT_LATENTS))
+            images, _ = fetch_readable(self.training, evenly_spread(self.training, KEPT_LATENTS))
             self.model.eval()
             with self.solving():
                 latents = latents_of(self.model, self.task, images.to(device))
@@ -246,8 +246,8 @@ class Experiment(RecipeModel):
             return self.task.evaluate(self.model, batches, processes.gathered)
 
     def some_test_images(self, count: int) -> tuple[Tensor, Tensor]:
-        """Images and labels, spread evenly over the test images."""
-        return self.data.test.fetch(evenly_spread(self.data.test, count))
+        """Images and labels, spread evenly over the test images that can be read."""
+        return fetch_readable(self.data.test, evenly_spread(self.data.test, count))
 
 
 def _data(recipe: Recipe) -> DataSet:

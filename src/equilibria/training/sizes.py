@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from equilibria.equilibrium import EquilibriumLayer
 from equilibria.models import create_model
 from equilibria.models.registry import SOLVING
 
@@ -109,13 +110,14 @@ def check_model_size(name: str, options: Mapping[str, Any], sample: Sequence[int
                 with torch.device("meta"):
                     model = create_model(name, **options).eval()
                 parameters = sum(map(_bytes, (*model.parameters(), *model.buffers())))
+                working = max(WORKING_TENSORS, _states_kept(model))
                 counted.is_built = True
                 _evaluate(model, sample)
             except ModelSizeError:
                 raise
             except Exception:
                 return  # Building the model reports what is wrong.
-    needed = (parameters + WORKING_TENSORS * counted.largest_activation) / 1e9
+    needed = (parameters + working * counted.largest_activation) / 1e9
     if needed > limit:
         image = f" and one image of {'×'.join(map(str, sample))}" if sample else ""
         raise ModelSizeError(
@@ -134,6 +136,12 @@ def _check_numbers(name: str, option: str, value: Any, limit: float) -> None:
             f"the option {option} of the model {name!r} is {value:,}, more than the "
             f"{allowed:,.0f} {REMEDY}"
         )
+
+
+def _states_kept(model: nn.Module) -> int:
+    """Return the number of states that the solvers of a model keep at most."""
+    solvers = (m.solving.solver for m in model.modules() if isinstance(m, EquilibriumLayer))
+    return max((getattr(s, name, 0) for s in solvers for name in ("memory", "rank")), default=0)
 
 
 def _evaluate(model: nn.Module, sample: Sequence[int]) -> None:

@@ -143,7 +143,8 @@ class _DescentRun:
         self.settings = settings
         self.rows = torch.arange(len(start), device=start.device)
         self.objective = CountedObjective(problem, self.rows)
-        self.scale = Scale()
+        # A descent from next to a maximum grows by many orders of magnitude before it converges.
+        self.scale = Scale(least=1.0)
         y = start.to(problem.buffer_dtype)
         ones = torch.ones_like(y[:, 0])
         self.pace = DescentMemory(
