@@ -190,7 +190,7 @@ def test_a_flipped_bit_in_a_zipped_idx_file_is_noticed_or_harmless(tmp_path: Pat
 def test_a_file_too_large_for_memory_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "MOST_BYTES", 2000)
+    monkeypatch.setattr(readers, "MAX_BYTES", 2000)
     write_cifar10(tmp_path / "cifar-10-batches-py", samples=1)
     with pytest.raises(DataFileError, match=r"data_batch_1: .* bytes, more than the 2,000"):
         load_dataset("cifar10", tmp_path)

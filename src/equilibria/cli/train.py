@@ -234,9 +234,9 @@ def _report(
 
 def _left_out(experiment: eq.training.experiment.Experiment) -> str:
     """Count the images that could not be read, if warnings have not named all of them."""
-    from equilibria.data.batches import NAMED_PROBLEMS
+    from equilibria.data.batches import MAX_WARNINGS
 
     count = len(experiment.unreadable())
-    if count <= NAMED_PROBLEMS:
+    if count <= MAX_WARNINGS:
         return ""
     return f"{count} images could not be read and are left out; the first ones are named above.\n"

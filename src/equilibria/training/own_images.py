@@ -12,7 +12,7 @@ import torch
 
 from equilibria.context.caller import warn_caller
 from equilibria.data import DataSet
-from equilibria.data.sets.own import TABLES, TEST_SHARE, Listing, list_own_images
+from equilibria.data.sets.own import TABLE_SUFFIXES, TEST_SHARE, Listing, list_own_images
 from equilibria.data.source import known_labels
 from equilibria.data.survey import Survey, survey
 from equilibria.models import list_models, model_options
@@ -48,7 +48,7 @@ class _Facts:
 def is_own_images(source: str | Path) -> bool:
     """Whether that is a folder, or a table of files and labels."""
     path = Path(source).expanduser()
-    return path.is_dir() or (path.suffix.lower() in TABLES and path.is_file())
+    return path.is_dir() or (path.suffix.lower() in TABLE_SUFFIXES and path.is_file())
 
 
 def recipe_for_path(source: str | Path, asked: Mapping[str, Any]) -> dict[str, Any]:
