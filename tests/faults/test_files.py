@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from equilibria.data import DataFileError, MissingDataError, find_images, load_dataset, readers
-from equilibria.training.recipe import MOST_VALUES, RecipeError, load_recipe, parse_yaml
+from equilibria.training.recipe import MAX_VALUES, RecipeError, load_recipe, parse_yaml
 from tests.data.formats import (
     cifar_batch,
     idx_bytes,
@@ -292,7 +292,7 @@ def test_aliases_that_are_meant_well_are_followed() -> None:
         "c": {"k": [1, 2], "d": 3},
     }
     assert parse_yaml("") is None
-    assert len(parse_yaml("[" + "1," * (MOST_VALUES - 1) + "]")) == MOST_VALUES - 1
+    assert len(parse_yaml("[" + "1," * (MAX_VALUES - 1) + "]")) == MAX_VALUES - 1
 
 
 def test_a_real_batch_is_read_as_before(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from equilibria.training import (
     load_recipe,
 )
 from equilibria.training.experiment import Experiment
-from equilibria.training.planning import open_run, plan_run, take_weights
+from equilibria.training.planning import initialize_from, open_run, plan_run
 from equilibria.training.recipe import recipe_from_data
 from equilibria.training.settings import learning_rate_share
 
@@ -253,7 +253,7 @@ def trained(tmp_path: Path) -> Path:
 
 def test_a_run_starts_with_the_weights_of_another(trained: Path, tmp_path: Path) -> None:
     model = Experiment.of(recipe(seed=3)).model
-    noted = take_weights(model, trained)
+    noted = initialize_from(model, trained)
     assert noted["new"] == []
     for name, value in eq.load(trained).state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
@@ -302,7 +302,7 @@ def test_the_layer_of_other_classes_is_new(
 
     fewer = replace(recipe(), data=replace(recipe().data, name="three digits"))
     fresh, model = Experiment.of(fewer).model, Experiment.of(fewer).model
-    noted = take_weights(model, trained)
+    noted = initialize_from(model, trained)
     assert noted["new"] == ["head.classifier.weight", "head.classifier.bias"]
     kept = eq.load(trained).state_dict()
     for name, value in model.state_dict().items():

@@ -98,7 +98,7 @@ def _opened_on(
             raise ValueError(f"{options[0]} is an option of other data: name them with --data")
         return opened(run, device, best, root)
     other = eq.data.load_dataset(data, root, **eq.training.recipe.with_overrides({}, options))
-    experiment = eq.training.elsewhere.on_other_data(opened_model(run, device, best), other)
+    experiment = eq.training.other_data.on_other_data(opened_model(run, device, best), other)
     if experiment.task.names_classes and other.class_names != experiment.images.class_names:
         warn("the classes of the data have other names than those of the run: their order counts")
     return experiment

@@ -16,8 +16,8 @@ import equilibria as eq
 from equilibria.data import DataSet, DataSetCard, Split, load_digits, register_dataset
 from equilibria.data import registry as internals
 from equilibria.registry import Registry
-from equilibria.training.elsewhere import on_other_data
 from equilibria.training.experiment import trained_model
+from equilibria.training.other_data import on_other_data
 from tests.program import invoke
 
 RECIPE = """
