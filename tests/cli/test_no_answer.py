@@ -14,7 +14,7 @@ from equilibria.training import save_weights
 from tests.program import invoke
 from tests.restoration.test_run_command import AUTOENCODER, NOISE, learned
 
-pytestmark = pytest.mark.filterwarnings("ignore:the model holds NaN")
+pytestmark = pytest.mark.filterwarnings("ignore:the model has NaN")
 SHORT = ["training.epochs=1", "model.options.channels=4", "model.options.width=4"]
 
 

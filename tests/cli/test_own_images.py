@@ -38,7 +38,7 @@ def test_a_folder_is_trained_on_evaluated_and_predicted_with(photos: Path) -> No
         result = invoke("train", photos, *SHORT, "--output", run)
     assert result.exit_code == 0, result.output
     everything = " ".join([result.output, *(str(warning.message) for warning in told)])
-    assert everything.count("left out") == 1, "a corrupt file was reported three times"
+    assert everything.count("skipped: ") == 1, "a corrupt file was reported three times"
     assert everything.count("image 01.jpg") == 1
     said = " ".join(result.output.split())
     assert "40 color images of 2 classes" in said
@@ -78,8 +78,8 @@ def test_mistakes_end_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     write_photos(tmp_path / "one", 2, ("Himmel",))
     for source, message in (
-        (tmp_path / "empty", "sort them into one folder a class"),
-        (tmp_path / "one", "all images are of one class (Himmel)"),
+        (tmp_path / "empty", "sort them into one folder per class"),
+        (tmp_path / "one", "there is only one class (Himmel)"),
         (tmp_path / "nowhere", "there is no recipe, folder or table"),
     ):
         result = invoke("train", source, "--output", tmp_path / "run")

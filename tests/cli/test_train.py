@@ -128,7 +128,7 @@ def test_mistakes_end_with_a_sentence(tmp_path: Path) -> None:
 def test_resume_refuses_another_recipe(finished: Path) -> None:
     result = invoke("train", "digits-opteq", "training.epochs=9", "--output", finished, "--resume")
     assert result.exit_code == 2
-    assert "another recipe" in result.output
+    assert "differs from the given recipe" in result.output
 
 
 def start(folder: Path) -> subprocess.Popen[str]:

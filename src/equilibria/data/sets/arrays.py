@@ -181,8 +181,8 @@ def load_cifar10_c(
     known = (*CORRUPTIONS, *EXTRA_CORRUPTIONS)
     if corruption not in known:
         raise ValueError(
-            f"cifar10-c has no corruption {corruption!r}{nearest(corruption, known)} "
-            f"Available: {', '.join(known)}"
+            f"cifar10-c needs the option corruption, got {corruption!r}"
+            f"{nearest(corruption, known)} Available: {', '.join(known)}"
         )
     if severity is not None and not 1 <= severity <= SEVERITIES:
         raise ValueError(f"severity must be an integer from 1 to {SEVERITIES}, got {severity}")
