@@ -58,7 +58,7 @@ def test_a_folder_is_trained_on_evaluated_and_predicted_with(photos: Path) -> No
     assert again.exit_code == 0, again.output
     refused = invoke("train", photos, *SHORT, "--output", run)
     assert refused.exit_code == 2
-    assert "holds a run already" in refused.output
+    assert "already holds a run" in refused.output
     of_run = invoke("train", run, "--output", photos.parent / "other")
     assert of_run.exit_code == 2
     assert "is a run" in of_run.output

@@ -128,7 +128,7 @@ def test_transparent_pixels_are_blended_with_white(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "tif"])
-def test_colors_of_print_become_those_of_a_screen(tmp_path: Path, suffix: str) -> None:
+def test_cmyk_images_are_converted_to_rgb(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"image.{suffix}"
     Image.new("RGB", (16, 16), (200, 40, 90)).convert("CMYK").save(path)
     middle = read_image(path)[:, 8, 8].tolist()

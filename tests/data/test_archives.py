@@ -168,10 +168,10 @@ def test_flipped_bits_are_detected_or_harmless(tmp_path: Path, suffix: str) -> N
     archive = packed(tmp_path / f"a.{suffix}", members)
     good = archive.read_bytes()
     detected = 0
-    places = [*range(24), *rng.integers(0, len(good), 200), *range(len(good) - 24, len(good))]
-    for number, place in enumerate(places):
+    positions = [*range(24), *rng.integers(0, len(good), 200), *range(len(good) - 24, len(good))]
+    for number, position in enumerate(positions):
         damaged = bytearray(good)
-        damaged[place] ^= 1 << int(rng.integers(8))
+        damaged[position] ^= 1 << int(rng.integers(8))
         archive.write_bytes(damaged)
         root = tmp_path / f"root{number}"
         try:

@@ -140,8 +140,8 @@ def test_workers_live_as_long_as_their_batches() -> None:
 class Unpicklable(Exception):  # noqa: N818
     """Exception that cannot be pickled."""
 
-    def __init__(self, one: int, other: int) -> None:
-        super().__init__(f"{one} and {other}")
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
 
 
 @pytest.mark.parametrize(

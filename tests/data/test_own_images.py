@@ -335,9 +335,9 @@ def test_from_dataset_accepts_map_style_datasets() -> None:
     assert images.dtype == torch.float32
     assert 0.1 < float(images.mean()) < 0.9
     assert labels.dtype == torch.long
-    given = from_dataset(Labelled(), test=Photos(6), validation=Photos(4), size=8)
-    assert given.validation is not None
-    assert [len(given.train), len(given.validation), len(given.test)] == [20, 4, 6]
+    parts = from_dataset(Labelled(), test=Photos(6), validation=Photos(4), size=8)
+    assert parts.validation is not None
+    assert [len(parts.train), len(parts.validation), len(parts.test)] == [20, 4, 6]
 
 
 def test_pillow_images_are_framed_like_files(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""RandAugment: each operation against Pillow's, and how they are drawn."""
+"""RandAugment: operations compared with Pillow, and their random choice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def augmented(augmentation: RandAugment, images: Tensor) -> Tensor:
 
 
 def photographs(samples: int = 3, height: int = 31, width: int = 37) -> Tensor:
-    """Smooth images with some noise, a narrow range of values, at 8-bit levels, in float64."""
+    """Return smooth images with some noise in a narrow range, rounded to 8 bits, in float64."""
     y, x = torch.meshgrid(torch.linspace(0, 3, height), torch.linspace(0, 4, width), indexing="ij")
     phase = torch.rand(samples, 3, 1, 1) * 6
     smooth = 0.45 + 0.25 * torch.sin(x + phase) * torch.cos(y - phase)
@@ -52,17 +52,17 @@ def same(value: float, samples: int = 3) -> Tensor:
 def test_equalize_matches_pillow() -> None:
     images = photographs()
     images[2] = 0.2
-    ours = randaugment.equalize(images)
-    for image, result in zip(images, ours, strict=True):
+    results = randaugment.equalize(images)
+    for image, result in zip(images, results, strict=True):
         torch.testing.assert_close(result, from_pillow(ImageOps.equalize(to_pillow(image))))
-    assert not torch.equal(ours[0], images[0])
+    assert not torch.equal(results[0], images[0])
 
 
 @pytest.mark.parametrize("bits", [4, 6, 7, 8])
 def test_posterize_matches_pillow(bits: int) -> None:
     images = photographs()
-    ours = randaugment.posterize(images, same(bits))
-    for image, result in zip(images, ours, strict=True):
+    results = randaugment.posterize(images, same(bits))
+    for image, result in zip(images, results, strict=True):
         torch.testing.assert_close(result, from_pillow(ImageOps.posterize(to_pillow(image), bits)))
 
 
@@ -70,8 +70,8 @@ def test_posterize_matches_pillow(bits: int) -> None:
 def test_solarize_matches_pillow(level: int) -> None:
     """Pillow also inverts values equal to the threshold."""
     images = photographs()
-    ours = randaugment.solarize(images, same(level / 255))
-    for image, result in zip(images, ours, strict=True):
+    results = randaugment.solarize(images, same(level / 255))
+    for image, result in zip(images, results, strict=True):
         torch.testing.assert_close(
             result, from_pillow(ImageOps.solarize(to_pillow(image), level + 1))
         )
@@ -80,12 +80,12 @@ def test_solarize_matches_pillow(level: int) -> None:
 def test_autocontrast_matches_pillow_up_to_rounding() -> None:
     images = photographs()
     images[2, 1] = 0.4
-    ours = randaugment.autocontrast(images)
-    for image, result in zip(images, ours, strict=True):
+    results = randaugment.autocontrast(images)
+    for image, result in zip(images, results, strict=True):
         reference = from_pillow(ImageOps.autocontrast(to_pillow(image)))
         torch.testing.assert_close(result, reference, atol=1.01 * LEVEL, rtol=0)
-    assert float(ours[0].amin()) == 0
-    assert float(ours[0].amax()) == 1
+    assert float(results[0].amin()) == 0
+    assert float(results[0].amax()) == 1
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_enhancements_match_pillow_up_to_rounding(
     name: str, enhancer: Callable[[Image.Image], ImageEnhance._Enhance], factor: float
 ) -> None:
     images = photographs()
-    ours = OPERATIONS[name](images, same((factor - 1) / 0.9))
-    for image, result in zip(images, ours, strict=True):
+    results = OPERATIONS[name](images, same((factor - 1) / 0.9))
+    for image, result in zip(images, results, strict=True):
         reference = from_pillow(enhancer(to_pillow(image)).enhance(factor))
         # Pillow rounds both the base image and the result.
         tolerance = (0.5 * abs(factor - 1) + 1.01) * LEVEL
@@ -153,16 +153,16 @@ def test_geometric_operations_match_their_formulas(name: str) -> None:
     images = photographs()
     strengths = torch.tensor([0.3043, -0.7923, 0.9977], dtype=torch.float64)
     values = MAX_VALUES[name] * strengths
-    ours = OPERATIONS[name](images, strengths)
-    for image, result, value in zip(images, ours, values.tolist(), strict=True):
+    results = OPERATIONS[name](images, strengths)
+    for image, result, value in zip(images, results, values.tolist(), strict=True):
         assert torch.equal(result, moved_by_loops(image, MOVES[name](value)))
 
 
 @pytest.mark.parametrize("degrees", [-30.0, 12.3, 90.0])
 def test_rotation_matches_pillow(degrees: float) -> None:
     images = photographs(height=32, width=32)
-    ours = randaugment.rotate(images, same(degrees))
-    for image, result in zip(images, ours, strict=True):
+    results = randaugment.rotate(images, same(degrees))
+    for image, result in zip(images, results, strict=True):
         reference = from_pillow(to_pillow(image).rotate(degrees))
         agree = ((result - reference).abs() < 1e-9).all(dim=0)
         # Pillow's fixed-point coordinates can be in a neighboring pixel.

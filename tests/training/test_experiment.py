@@ -164,11 +164,11 @@ def test_label_smoothing_is_passed_to_the_task() -> None:
 
 @pytest.mark.parametrize("pair", [("camvid-deep-opteq", "camvid-fcn")])
 def test_compared_recipes_have_the_same_data_and_training(pair: tuple[str, str]) -> None:
-    ours, other = (load_recipe(name) for name in pair)
-    assert ours.data == other.data
+    first, second = (load_recipe(name) for name in pair)
+    assert first.data == second.data
     solver = ("tolerance", "evaluation_tolerance")
-    assert {k: v for k, v in vars(ours.training).items() if k not in solver} == {
-        k: v for k, v in vars(other.training).items() if k not in solver
+    assert {k: v for k, v in vars(first.training).items() if k not in solver} == {
+        k: v for k, v in vars(second.training).items() if k not in solver
     }
 
 

@@ -95,8 +95,10 @@ def test_two_epochs_and_one_more_equal_three_epochs(tmp_path: Path) -> None:
     assert load_recipe(parts / "config.yaml") == recipe(epochs=3, continued_at=[2])
     again = eq.train(recipe(epochs=3, continued_at=[2]), output=whole, device="cpu")
     assert metrics(parts) == metrics(whole)
-    for one, other in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
-        assert torch.equal(one, other)
+    for value, expected in zip(
+        model.state_dict().values(), again.state_dict().values(), strict=True
+    ):
+        assert torch.equal(value, expected)
     assert metrics(parts)[2]["learning_rate"] < 0.1 * recipe().training.learning_rate
     # The run is finished, so that resuming it changes nothing.
     eq.train(output=parts, resume=True, device="cpu")
@@ -265,8 +267,10 @@ def test_a_run_can_start_from_the_weights_of_another(trained: Path, tmp_path: Pa
     eq.train(recipe(learning_rate=1e-12), output=tuned, start_from=trained, device="cpu")
     recorded = json.loads((tuned / "run.json").read_text())["started_from"]
     assert recorded == origin
-    for one, other in zip(eq.load(tuned).parameters(), eq.load(trained).parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    for value, expected in zip(
+        eq.load(tuned).parameters(), eq.load(trained).parameters(), strict=True
+    ):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
     # A run that continues keeps its origin, and rejects another one.
     eq.train(output=tuned, epochs="+1", device="cpu")
     assert json.loads((tuned / "run.json").read_text())["started_from"] == origin
@@ -280,8 +284,8 @@ def test_a_restart_uses_the_original_initial_weights(trained: Path, tmp_path: Pa
     origin = json.loads((tuned / "run.json").read_text())["started_from"]
     model = eq.train(output=tuned, resume=True, device="cpu", progress=False)
     assert json.loads((tuned / "run.json").read_text())["started_from"] == origin
-    for one, other in zip(model.parameters(), eq.load(trained).parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    for value, expected in zip(model.parameters(), eq.load(trained).parameters(), strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
     again = tmp_path / "again"
     killed(again, recipe(), start_from=trained)
     eq.train(output=trained, epochs="+1", device="cpu", progress=False)

@@ -42,48 +42,48 @@ Kind: TypeAlias = Callable[..., Tensor]
 # --- Noise --------------------------------------------------------------------------------------
 
 
-def gaussian_noise(x: Tensor, chance: Generator, deviation: float) -> Tensor:
+def gaussian_noise(x: Tensor, rng: Generator, deviation: float) -> Tensor:
     """Add Gaussian noise."""
-    return x + deviation * torch.randn(x.shape, generator=chance)
+    return x + deviation * torch.randn(x.shape, generator=rng)
 
 
-def shot_noise(x: Tensor, chance: Generator, photons: float) -> Tensor:
+def shot_noise(x: Tensor, rng: Generator, photons: float) -> Tensor:
     """Apply Poisson noise; `photons` is the number of photons per unit of brightness."""
-    return torch.poisson(x * photons, generator=chance) / photons
+    return torch.poisson(x * photons, generator=rng) / photons
 
 
-def impulse_noise(x: Tensor, chance: Generator, share: float) -> Tensor:
+def impulse_noise(x: Tensor, rng: Generator, share: float) -> Tensor:
     """Replace a share of the values by 0 or 1, independently per channel."""
-    hit, salt = (torch.rand(x.shape, generator=chance) for _ in range(2))
+    hit, salt = (torch.rand(x.shape, generator=rng) for _ in range(2))
     return torch.where(hit < share, (salt < 0.5).to(x.dtype), x)
 
 
-def speckle_noise(x: Tensor, chance: Generator, deviation: float) -> Tensor:
+def speckle_noise(x: Tensor, rng: Generator, deviation: float) -> Tensor:
     """Add Gaussian noise proportional to the brightness."""
-    return x + x * deviation * torch.randn(x.shape, generator=chance)
+    return x + x * deviation * torch.randn(x.shape, generator=rng)
 
 
 # --- Blur ---------------------------------------------------------------------------------------
 
 
-def gaussian_blur(x: Tensor, chance: Generator, width: float) -> Tensor:
+def gaussian_blur(x: Tensor, rng: Generator, width: float) -> Tensor:
     """Blur with a Gaussian of standard deviation `width` pixels."""
     return smooth(x, width)
 
 
-def glass_blur(x: Tensor, chance: Generator, width: float, reach: int, rounds: int) -> Tensor:
+def glass_blur(x: Tensor, rng: Generator, width: float, reach: int, rounds: int) -> Tensor:
     """Replace pixels by random neighbors, between two blurs."""
     x = smooth(x, width)
     rows, columns = (torch.arange(side) for side in x.shape[2:])
     # Neighbors are above and to the left, so that pixels near these borders do not change.
     far = (rows > reach)[:, None] & (columns > reach)
     for _ in range(rounds):
-        up, left = torch.randint(0, reach + 1, (2, *x.shape[2:]), generator=chance) * far
+        up, left = torch.randint(0, reach + 1, (2, *x.shape[2:]), generator=rng) * far
         x = x[:, :, rows[:, None] - up, columns - left]
     return smooth(x, width)
 
 
-def defocus_blur(x: Tensor, chance: Generator, radius: float, softness: float) -> Tensor:
+def defocus_blur(x: Tensor, rng: Generator, radius: float, softness: float) -> Tensor:
     """Average over a disk with a soft rim."""
     steps = torch.arange(-math.ceil(radius) - 1.0, math.ceil(radius) + 2)
     disk = (steps.square() + steps.square()[:, None] <= radius**2).float()
@@ -93,11 +93,11 @@ def defocus_blur(x: Tensor, chance: Generator, radius: float, softness: float) -
 
 
 def motion_blur(
-    x: Tensor, chance: Generator, radius: int, width: float, angles: tuple[int, int] = (-45, 45)
+    x: Tensor, rng: Generator, radius: int, width: float, angles: tuple[int, int] = (-45, 45)
 ) -> Tensor:
     """Average along a line in a random direction, with the weights of half a Gaussian."""
     low, high = angles
-    angle = math.radians(low + (high - low) * float(torch.rand((), generator=chance)))
+    angle = math.radians(low + (high - low) * float(torch.rand((), generator=rng)))
     steps = torch.arange(2 * radius + 1.0)
     weights = torch.exp(-steps.square() / (2 * width**2))
     height, across = x.shape[2:]
@@ -110,7 +110,7 @@ def motion_blur(
     return moved
 
 
-def zoom_blur(x: Tensor, chance: Generator, max_percent: int) -> Tensor:
+def zoom_blur(x: Tensor, rng: Generator, max_percent: int) -> Tensor:
     """Average the image and its enlargements by 0 to `max_percent` percent."""
     zoomed = [_enlarged(x, 1 + percent / 100) for percent in range(max_percent + 1)]
     return torch.stack([x, *zoomed]).mean(dim=0)
@@ -119,62 +119,63 @@ def zoom_blur(x: Tensor, chance: Generator, max_percent: int) -> Tensor:
 # --- Weather ------------------------------------------------------------------------------------
 
 
-def fog(x: Tensor, chance: Generator, strength: float, decay: float) -> Tensor:
+def fog(x: Tensor, rng: Generator, strength: float, decay: float) -> Tensor:
     """Add a fractal haze and rescale to the original range."""
     brightest = x.amax()
-    return (x + strength * _plasma(x, chance, decay)) * brightest / (brightest + strength)
+    return (x + strength * _plasma(x, rng, decay)) * brightest / (brightest + strength)
 
 
-def frost(x: Tensor, chance: Generator, share: float, ice: float) -> Tensor:
+def frost(x: Tensor, rng: Generator, share: float, ice: float) -> Tensor:
     """Add the ridges of a fractal in bluish white."""
-    ridges = 1 - (2 * _plasma(x, chance, 1.6) - 1).abs()
+    ridges = 1 - (2 * _plasma(x, rng, 1.6) - 1).abs()
     return share * x + ice * _color(x, FROST_COLOR) * ridges
 
 
 def snow(
     x: Tensor,
-    chance: Generator,
+    rng: Generator,
     mean: float,
     deviation: float,
     zoom: float,
-    least: float,
+    threshold: float,
     radius: int,
     width: float,
     share: float,
 ) -> Tensor:
     """Add flakes that fall in a random direction, and make the image paler."""
-    flakes = mean + deviation * torch.randn((1, 1, *x.shape[2:]), generator=chance)
+    flakes = mean + deviation * torch.randn((1, 1, *x.shape[2:]), generator=rng)
     flakes = _enlarged(flakes, zoom)
-    flakes = torch.where(flakes < least, 0, flakes).clamp(0, 1)
-    flakes = motion_blur(flakes, chance, radius, width, (-135, -45))
+    flakes = torch.where(flakes < threshold, 0, flakes).clamp(0, 1)
+    flakes = motion_blur(flakes, rng, radius, width, (-135, -45))
     pale = torch.maximum(x, 1.5 * gray(x) + 0.5)
     return share * x + (1 - share) * pale + flakes + flakes.flip(2, 3)
 
 
 def spatter(
     x: Tensor,
-    chance: Generator,
+    rng: Generator,
     mean: float,
     deviation: float,
     width: float,
-    least: float,
+    threshold: float,
     strength: float,
     is_mud: bool,
 ) -> Tensor:
     """Add drops of water or mud."""
-    layer = mean + deviation * torch.randn((1, 1, *x.shape[2:]), generator=chance)
+    layer = mean + deviation * torch.randn((1, 1, *x.shape[2:]), generator=rng)
     layer = smooth(layer, width)
-    drops = (layer > least).to(x.dtype)
+    drops = (layer > threshold).to(x.dtype)
     if is_mud:
         mud = smooth(drops, strength)
         mud = torch.where(mud < 0.8, 0, mud)
         return x * (1 - mud) + _color(x, MUD_COLOR) * mud
     shine = (drops * layer) * _relief(_depth(drops))
-    most = shine.amax()
-    return x + strength * (shine / most if most > 0 else shine) * _color(x, WATER_COLOR)
+    brightest = shine.amax()
+    shine = shine / brightest if brightest > 0 else shine
+    return x + strength * shine * _color(x, WATER_COLOR)
 
 
-def brightness(x: Tensor, chance: Generator, more: float) -> Tensor:
+def brightness(x: Tensor, rng: Generator, more: float) -> Tensor:
     """Raise the value of HSV."""
     value = x.amax(dim=1, keepdim=True)
     raised = (value + more).clamp_max(1)
@@ -184,18 +185,18 @@ def brightness(x: Tensor, chance: Generator, more: float) -> Tensor:
 # --- Digital ------------------------------------------------------------------------------------
 
 
-def contrast(x: Tensor, chance: Generator, share: float) -> Tensor:
+def contrast(x: Tensor, rng: Generator, share: float) -> Tensor:
     """Scale deviations from the mean of each channel."""
     mean = x.mean(dim=(2, 3), keepdim=True)
     return (x - mean) * share + mean
 
 
-def saturate(x: Tensor, chance: Generator, factor: float, more: float) -> Tensor:
+def saturate(x: Tensor, rng: Generator, factor: float, more: float) -> Tensor:
     """Change the saturation of HSV. Gray pixels have the hue red; gray images do not change."""
     if x.shape[1] == 1:
         return x
-    value, least = x.amax(dim=1, keepdim=True), x.amin(dim=1, keepdim=True)
-    spread = value - least
+    value, lowest = x.amax(dim=1, keepdim=True), x.amin(dim=1, keepdim=True)
+    spread = value - lowest
     saturation = torch.where(value > 0, spread / value.clamp_min(1e-12), 0)
     changed = (factor * saturation + more).clamp(0, 1)
     is_gray = spread <= 0
@@ -205,14 +206,14 @@ def saturate(x: Tensor, chance: Generator, factor: float, more: float) -> Tensor
 
 
 def elastic_transform(
-    x: Tensor, chance: Generator, strength: float, width: float, turn: float
+    x: Tensor, rng: Generator, strength: float, width: float, turn: float
 ) -> Tensor:
     """Apply a random affine map and a smooth random displacement; lengths are in image sides."""
     height, across = x.shape[2:]
     side = min(height, across)
     middle, arm = torch.tensor([across, height]) // 2, side // 3
     corners = middle + arm * torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
-    moved = corners + turn * side * (2 * torch.rand((3, 2), generator=chance) - 1)
+    moved = corners + turn * side * (2 * torch.rand((3, 2), generator=rng) - 1)
     ones = torch.ones(3, 1)
     back = torch.linalg.solve(torch.cat([moved, ones], dim=1), corners)
     rows, columns = torch.meshgrid(
@@ -221,12 +222,12 @@ def elastic_transform(
     x = _sampled(x, torch.stack([columns, rows, torch.ones_like(rows)], dim=-1) @ back)
     if strength == 0:
         return x
-    shifts = 2 * torch.rand((2, 1, height, across), generator=chance) - 1
+    shifts = 2 * torch.rand((2, 1, height, across), generator=rng) - 1
     shifts = strength * side * smooth(shifts, width * side)
     return _sampled(x, torch.stack([columns + shifts[0, 0], rows + shifts[1, 0]], dim=-1))
 
 
-def pixelate(x: Tensor, chance: Generator, share: float) -> Tensor:
+def pixelate(x: Tensor, rng: Generator, share: float) -> Tensor:
     """Reduce the resolution and enlarge the image again."""
     from PIL.Image import Resampling
 
@@ -236,7 +237,7 @@ def pixelate(x: Tensor, chance: Generator, share: float) -> Tensor:
     return _tensor(small.resize((across, height), Resampling.BOX))
 
 
-def jpeg_compression(x: Tensor, chance: Generator, quality: int) -> Tensor:
+def jpeg_compression(x: Tensor, rng: Generator, quality: int) -> Tensor:
     """Compress as JPEG and decompress."""
     import PIL.Image
 
@@ -294,10 +295,10 @@ STRENGTHS: dict[str, tuple[Kind, tuple[tuple[float, ...], ...]]] = {
 """Function and strengths of severities 1 to 5 of each corruption, in the order of the paper."""
 
 
-def corrupt(image: Tensor, name: str, severity: int, chance: Generator) -> Tensor:
+def corrupt(image: Tensor, name: str, severity: int, rng: Generator) -> Tensor:
     """Corrupt an image, shape (C, H, W) in [0, 1], and round it to multiples of 1/255."""
     kind, strengths = STRENGTHS[name]
-    x = kind(image[None], chance, *strengths[severity - 1])[0]
+    x = kind(image[None], rng, *strengths[severity - 1])[0]
     return (x.clamp(0, 1) * BRIGHTEST).floor() / BRIGHTEST
 
 
@@ -401,13 +402,13 @@ def _sampled(x: Tensor, places: Tensor) -> Tensor:
     return F.grid_sample(x, grid[None], padding_mode="reflection", align_corners=True)
 
 
-def _plasma(like: Tensor, chance: Generator, decay: float) -> Tensor:
+def _plasma(like: Tensor, rng: Generator, decay: float) -> Tensor:
     """Draw a fractal in [0, 1], shape (1, 1, H, W), by the diamond-square algorithm."""
     side = 2 ** math.ceil(math.log2(max(2, *like.shape[2:])))
     heights, step, roughness = torch.zeros(side, side), side, 1.0
 
     def around(total: Tensor) -> Tensor:
-        drawn = 2 * torch.rand(total.shape, generator=chance) - 1
+        drawn = 2 * torch.rand(total.shape, generator=rng) - 1
         return total / 4 + roughness * drawn
 
     while step >= 2:

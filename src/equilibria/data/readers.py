@@ -134,7 +134,7 @@ def read_npy(path: Path) -> Any:
         # Unlike `np.load`, this reads only plain arrays: no pickles, no archives.
         return np.lib.format.open_memmap(path, mode="r")
     except Exception as error:
-        # Damaged headers raise nearly anything.
+        # Damaged headers raise almost any exception.
         raise DataFileError(path, f"not a plain .npy file ({error})") from error
 
 
@@ -147,7 +147,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
             raise ValueError(f"it does not hold a dictionary of at most {MAX_KEYS} keys")
         return {_text(key): _plain(value) for key, value in content.items()}
     except Exception as error:
-        # Damaged pickles raise nearly anything.
+        # Damaged pickles raise almost any exception.
         raise DataFileError(path, f"not a pickled batch of CIFAR ({error!s:.200})") from error
 
 
