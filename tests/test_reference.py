@@ -35,7 +35,6 @@ WITHOUT = {
     "MissingDataError": "an error, which says what to do",
     "UnreadableImageWarning": "a warning, which names the file",
     "CheckpointWarning": "a warning, which says what was taken instead",
-    "ClassMap": "what `predict` returns for a model that segments",
     "DamagedFileError": "an error, which says what to do",
     "ModelSizeError": "an error, which says what to do",
     "NonFiniteError": "an error, which says what to do",

@@ -150,7 +150,7 @@ class Checkpoints:
 
     def load(self, restore: Restore) -> TrainingState | None:
         """Restore the newest checkpoint that is intact and fits; return its state, or None."""
-        # Checkpoints with a damaged manifest come first, so that the newest one is not skipped silently.
+        # Those with a damaged manifest come first: the newest one must not be skipped silently.
         for folder in sorted(self.present(), key=lambda folder: _written(folder) >= 0):
             try:
                 weights, state = _read(folder)
