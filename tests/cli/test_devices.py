@@ -170,7 +170,7 @@ def test_mistakes_show_before_anything_starts(
         return " ".join(result.output.split())
 
     assert "did you mean 'digits-opteq'" in told("digits-optq")
-    assert "cpu or cuda" in told("digits-opteq", "--device", "mps")
+    assert "'cpu' or 'cuda'" in told("digits-opteq", "--device", "mps")
     for name in ("RANK", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("WORLD_SIZE", "4")

@@ -58,7 +58,7 @@ def idx_file(root: Path, name: str) -> Path:
 
 
 DAMAGED_IDX: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
-    "empty": ("train-images-idx3-ubyte", lambda content: b"", "cut off"),
+    "empty": ("train-images-idx3-ubyte", lambda content: b"", "truncated"),
     "cut": ("train-images-idx3-ubyte", lambda content: content[:-100], "bytes follow|follow"),
     "longer": ("t10k-images-idx3-ubyte", lambda content: content + b"x", "follow"),
     "foreign": ("train-labels-idx1-ubyte", lambda content: b"<html>" + content, "not an idx file"),

@@ -285,7 +285,7 @@ def test_the_rank_is_read_from_the_environment() -> None:
     assert place == Place(rank=3, count=4, local_rank=1, local_count=2)
     assert place.threads() >= 1
     assert place.device("cpu") == torch.device("cpu")
-    with pytest.raises(ValueError, match="cpu or cuda"):
+    with pytest.raises(ValueError, match="'cpu' or 'cuda'"):
         place.device("mps")
     assert Place.from_environment({"RANK": "3"}) is None
     assert Place.from_environment({**variables, "RANK": "0", "WORLD_SIZE": "1"}) is None

@@ -333,7 +333,7 @@ class _TarMember(tarfile.TarInfo):
         except tarfile.HeaderError as error:
             if buf.count(0) == tarfile.BLOCKSIZE:
                 raise
-            raise tarfile.ReadError(f"damaged or cut off: {error}") from error
+            raise tarfile.ReadError(f"damaged or truncated: {error}") from error
 
 
 def _members(archive: Path) -> Iterator[tuple[str, bool, IO[bytes] | None]]:

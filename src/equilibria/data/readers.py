@@ -105,7 +105,9 @@ def read_idx(folder: Path, name: str, *, dimensions: int) -> tuple[Tensor, Path]
         with gzip.open(path) if is_zipped else path.open("rb") as file:
             header = file.read(start)
             if len(header) < start:
-                raise DataFileError(path, f"cut off: {len(header)} bytes do not hold an idx header")
+                raise DataFileError(
+                    path, f"truncated: its header has {len(header)} bytes instead of {start}"
+                )
             zeros, type_code, rank, *shape = struct.unpack(f">HBB{dimensions}I", header)
             if zeros != 0 or type_code != UNSIGNED_BYTES or rank != dimensions:
                 problem = f"not an idx file of bytes in {dimensions} dimensions"

@@ -307,7 +307,7 @@ def read_weights(path: Path, most: int | None = None) -> dict[str, Tensor]:
     if most is not None and status.st_size > most:
         raise DamagedFileError(
             f"{path} has {status.st_size:,} bytes, but the weights of its model have fewer than "
-            f"{most:,}"
+            f"{most:,}: copy the run again from its origin"
         )
     content = path.read_bytes()
     match = re.search(rb'"sha256":"([0-9a-f]{64})"', content)

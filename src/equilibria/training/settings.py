@@ -155,10 +155,10 @@ class TrainingSettings:
         if self.steps is None:
             return total
         if not total - steps_per_epoch < self.steps <= total:
+            last = -(-self.steps // steps_per_epoch)
             raise ValueError(
                 f"steps must end in the last epoch, but {self.steps} steps of {steps_per_epoch} "
-                f"per epoch end in epoch {-(-self.steps // steps_per_epoch)} of {self.epochs}: "
-                f"set epochs to {-(-self.steps // steps_per_epoch)}"
+                f"per epoch end in epoch {last} of {self.epochs}: set epochs to {last}"
             )
         return self.steps
 
