@@ -157,8 +157,7 @@ def decode_image(
             if opened.width * opened.height > MAX_SENT_PIXELS:
                 raise DataFileError(
                     path,
-                    f"has {opened.width}×{opened.height} pixels, more than the limit of "
-                    f"{MAX_SENT_PIXELS:,}",
+                    f"has more than {MAX_SENT_PIXELS:,} pixels ({opened.width}×{opened.height})",
                     "send a smaller one",
                 )
             _load(path, opened, len(content), framing)
