@@ -218,4 +218,4 @@ def test_all_processes_import_the_parts(parts: Path) -> None:
     words = ["train", "recipe.yaml", "--import", parts.name, "--output", "run", "--devices", "2"]
     ended = program(parts.parent, *words)
     assert ended.returncode == 0, ended.stderr
-    assert "by 2 processes" in ended.stdout
+    assert "with 2 processes" in ended.stdout

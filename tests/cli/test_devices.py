@@ -120,7 +120,7 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on(tmp_path: Path) ->
     said, told = last.communicate(timeout=240)
     assert last.returncode == 0, told
     assert said.count(f"epoch {EPOCHS}/{EPOCHS}") == 1
-    assert "by 2 processes" in " ".join(said.split())
+    assert "with 2 processes" in " ".join(said.split())
     assert "of 450)" in said  # every test image once
 
     alone = tmp_path / "alone"
