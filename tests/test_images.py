@@ -76,6 +76,6 @@ def test_a_model_with_a_specification_predicts_files_and_can_be_exported(
 def test_a_model_without_a_specification_accepts_only_tensors(tmp_path: Path) -> None:
     eq.data.image_from_tensor(torch.rand(1, 8, 8)).save(tmp_path / "image.png")
     model = eq.create_model("opteq-small", in_channels=1)
-    with pytest.raises(ValueError, match="does not say what size its images have"):
+    with pytest.raises(ValueError, match="does not describe its images"):
         eq.predict(model, tmp_path / "image.png")
     assert eq.predict(model, torch.rand(1, 1, 8, 8))[0].label in set("0123456789")

@@ -217,4 +217,4 @@ def test_all_processes_import_the_parts(parts: Path) -> None:
     command = ["train", "recipe.yaml", "--import", parts.name, "--output", "run", "--devices", "2"]
     result = program(parts.parent, *command)
     assert result.returncode == 0, result.stderr
-    assert "by 2 processes" in result.stdout
+    assert "with 2 processes" in result.stdout

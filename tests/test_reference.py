@@ -35,7 +35,6 @@ WITHOUT = {
     "MissingDataError": "an error, which states the remedy",
     "UnreadableImageWarning": "a warning, which names the file",
     "CheckpointWarning": "a warning, which names the checkpoint used instead",
-    "ClassMap": "the result of `predict` for segmentation",
     "DamagedFileError": "an error, which states the remedy",
     "ModelSizeError": "an error, which states the remedy",
     "NonFiniteError": "an error, which states the remedy",

@@ -127,7 +127,7 @@ def test_unknown_model_suggests_similar_names(tmp_path: Path) -> None:
 def test_unknown_device_is_an_error_of_one_line(tmp_path: Path) -> None:
     result = demo(tmp_path / "run", "--device", "abacus")
     assert result.exit_code == 2
-    assert "there is no device 'abacus' here: use auto" in result.output
+    assert "the device 'abacus' is not available: use auto" in result.output
     assert len(result.output.strip().splitlines()) == 1
 
 

@@ -120,7 +120,7 @@ def test_run_with_a_killed_process_ends_and_can_be_resumed(tmp_path: Path) -> No
     output, errors = last.communicate(timeout=240)
     assert last.returncode == 0, errors
     assert output.count(f"epoch {EPOCHS}/{EPOCHS}") == 1
-    assert "by 2 processes" in " ".join(output.split())
+    assert "with 2 processes" in " ".join(output.split())
     assert "of 450)" in output  # each test image once
 
     alone = tmp_path / "alone"
@@ -175,7 +175,7 @@ def test_wrong_arguments_are_errors_before_processes_start(
         return " ".join(result.output.split())
 
     assert "did you mean 'digits-opteq'" in error_of("digits-optq")
-    assert "cpu or cuda" in error_of("digits-opteq", "--device", "mps")
+    assert "'cpu' or 'cuda'" in error_of("digits-opteq", "--device", "mps")
     for name in ("RANK", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("WORLD_SIZE", "4")

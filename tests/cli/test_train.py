@@ -128,7 +128,7 @@ def test_wrong_names_are_errors_with_suggestions(tmp_path: Path) -> None:
 def test_resuming_with_another_recipe_is_an_error(finished: Path) -> None:
     result = invoke("train", "digits-opteq", "training.epochs=9", "--output", finished, "--resume")
     assert result.exit_code == 2
-    assert "another recipe" in result.output
+    assert "differs from the given recipe" in result.output
 
 
 def start(folder: Path) -> subprocess.Popen[str]:

@@ -121,18 +121,18 @@ def test_run_without_weights_is_an_error_of_one_line(run: Path) -> None:
     (run / "model.safetensors").unlink()
     result = tune(str(run))
     assert result.exit_code == 2
-    assert "model.safetensors is missing, and there is no sound checkpoint" in result.output
+    assert "model.safetensors is missing, and there is no intact checkpoint" in result.output
     assert len(result.output.strip().splitlines()) == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*config.yaml is not as the run wrote it")
+@pytest.mark.filterwarnings("ignore:.*config.yaml was changed or damaged")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"model": None}, "model: Input should be"),
         ({"data": {"name": "faces"}}, "data set 'faces'"),
         ({"optimizer": "sgd"}, "unknown key 'optimizer'"),
-        ({"model": {"name": "opteq-small", "options": {}}}, "does not fit 'opteq-small'"),
+        ({"model": {"name": "opteq-small", "options": {}}}, "do not fit the model 'opteq-small'"),
     ],
 )
 def test_run_that_cannot_be_loaded_is_an_error(
@@ -172,7 +172,7 @@ def test_missing_recommendation_has_a_reason() -> None:
     result = tune("short", "--size", "8", *FEW)
     assert result.exit_code == 0, result.output
     assert "No recommendation: none of" in result.output
-    assert "left samples unconverged (raise max_iterations" in result.output
+    assert "some samples did not converge (raise max_iterations" in result.output
 
 
 CURRENT = Measurement(

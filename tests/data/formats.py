@@ -1,4 +1,4 @@
-"""Small data sets in the formats of the real ones, written by the tests themselves."""
+"""Writers of small data sets in the formats of the real ones."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def idx_bytes(array: np.ndarray[Any, Any]) -> bytes:
 def write_mnist(
     folder: Path, *, zipped: bool, samples: int = 20
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Four idx files; what is in them, by part and what."""
+    """Write four idx files; return the images by part."""
     folder.mkdir(parents=True)
     written = {}
     for part, count in (("train", samples), ("t10k", samples // 2)):
         images = random_bytes(count, 28, 28, seed=count)
         labels = (np.arange(count) % 10).astype(np.uint8)
-        for what, array in (("images-idx3", images), ("labels-idx1", labels)):
+        for content_name, array in (("images-idx3", images), ("labels-idx1", labels)):
             content = idx_bytes(array)
-            name = f"{part}-{what}-ubyte" + (".gz" if zipped else "")
+            name = f"{part}-{content_name}-ubyte" + (".gz" if zipped else "")
             (folder / name).write_bytes(gzip.compress(content) if zipped else content)
         written[part] = images
     return written
@@ -48,7 +48,7 @@ def cifar_batch(samples: int, seed: int, **labels: list[int]) -> dict[str, Any]:
 
 
 def write_cifar10(folder: Path, samples: int = 10) -> list[np.ndarray[Any, Any]]:
-    """The six batches as Python 2 pickled them; the pixels of each."""
+    """Write the six batches as Python 2 pickles; return the pixels of each."""
     folder.mkdir(parents=True)
     pixels = []
     names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
@@ -77,7 +77,7 @@ def write_cifar100(folder: Path, samples: int = 10) -> None:
 
 
 def python2_pickle(batch: dict[str, Any]) -> bytes:
-    """A batch opcode by opcode as Python 2 wrote it: texts and pixels are its `str`."""
+    """Return a batch as Python 2 pickled it, where text and pixels are `str`."""
 
     def text(value: str | bytes) -> bytes:
         content = value.encode() if isinstance(value, str) else value
@@ -94,14 +94,14 @@ def python2_pickle(batch: dict[str, Any]) -> bytes:
         shape = b"(" + b"".join(map(number, value.shape)) + b"t"
         return empty + b"(" + number(1) + shape + kind + b"\x89" + text(value.tobytes()) + b"tb"
 
-    def anything(value: Any) -> bytes:
+    def encoded(value: Any) -> bytes:
         if isinstance(value, np.ndarray):
             return array(value)
         if isinstance(value, list):
-            return b"](" + b"".join(map(anything, value)) + b"e"
+            return b"](" + b"".join(map(encoded, value)) + b"e"
         return number(value) if isinstance(value, int) else text(value)
 
-    items = b"".join(text(key) + anything(value) for key, value in batch.items())
+    items = b"".join(text(key) + encoded(value) for key, value in batch.items())
     return b"\x80\x02}(" + items + b"u."
 
 

@@ -1,4 +1,4 @@
-"""Made photos of two kinds, as users have them: bright at the top, or bright at the bottom."""
+"""Synthetic photos of two classes: bright at the top, or bright at the bottom."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ KINDS = ("Himmel", "земля")
 
 
 def photo(kind: int, seed: int, size: tuple[int, int] = (12, 16)) -> Image.Image:
-    """Of this height and width; bluish where it is bright, with some noise."""
-    chance = np.random.default_rng((kind, seed))
+    """Return a noisy photo of this height and width, bluish where it is bright."""
+    rng = np.random.default_rng((kind, seed))
     shades = np.linspace(200, 40, size[0])[:, None, None] * np.array([0.5, 0.7, 1.0])
-    noise = chance.normal(0, 20, (*size, 3))
+    noise = rng.normal(0, 20, (*size, 3))
     pixels = (shades if kind == 0 else shades[::-1]) + noise
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
 def write_photos(folder: Path, count: int = 10, kinds: tuple[str, ...] = KINDS) -> Path:
-    """A folder a kind, with so many images each, of different sizes and kinds of files."""
+    """Write one folder per class with `count` images of different sizes and file formats."""
     suffixes = ("png", "jpg", "webp", "gif", "tif")
     for kind, name in enumerate(kinds):
         (folder / name).mkdir(parents=True)

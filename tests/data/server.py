@@ -1,4 +1,4 @@
-"""A web server on the loopback address that misbehaves as told."""
+"""Web server on the loopback address with configurable faults."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class FileServer(ThreadingHTTPServer):
-    """Serves `files` by path."""
+    """Server of `files` by path."""
 
     daemon_threads = True
 
@@ -17,17 +17,17 @@ class FileServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, bytes] = {}
         self.cuts: list[int] = []
-        """After how many bytes each of the next answers ends."""
+        """Number of bytes after which each of the next responses ends."""
         self.errors: list[int] = []
-        """The status of the next answers."""
+        """Status of the next responses."""
         self.knows_ranges = True
-        self.says_length = True
+        self.sends_length = True
         self.is_chunked = False
         self.shifts_ranges = False
         self.encoding: str | None = None
-        """What it says that answers are encoded in."""
-        self.asked: list[tuple[str, str | None]] = []
-        """The path and the range of every request."""
+        """Value of the header Content-Encoding."""
+        self.requests: list[tuple[str, str | None]] = []
+        """Path and range of every request."""
 
     def address(self, path: str) -> str:
         return f"http://127.0.0.1:{self.server_port}{path}"
@@ -37,8 +37,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: FileServer
 
     def do_GET(self) -> None:
-        wanted = self.headers.get("Range")
-        self.server.asked.append((self.path, wanted))
+        byte_range = self.headers.get("Range")
+        self.server.requests.append((self.path, byte_range))
         if self.server.errors:
             self.send_error(self.server.errors.pop(0))
             return
@@ -47,8 +47,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         start = 0
-        if wanted and self.server.knows_ranges:
-            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+        if byte_range and self.server.knows_ranges:
+            start = int(byte_range.removeprefix("bytes=").removesuffix("-"))
             if start >= len(content):
                 self.send_response(416)
                 self.send_header("Content-Range", f"bytes */{len(content)}")
@@ -63,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = content[start:]
         if self.server.is_chunked:
             self.send_header("Transfer-Encoding", "chunked")
-        elif self.server.says_length:
+        elif self.server.sends_length:
             self.send_header("Content-Length", str(len(body)))
         if self.server.encoding:
             self.send_header("Content-Encoding", self.server.encoding)
@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
     def send_chunks(self, body: bytes, is_whole: bool) -> None:
         for start in range(0, len(body), 10_000):
             chunk = body[start : start + 10_000]
-            # A chunk that is cut still says how long it was to be.
+            # The header of an interrupted chunk states its full length.
             length = len(chunk) if is_whole or len(chunk) == 10_000 else 10_000
             self.wfile.write(b"%x\r\n" % length + chunk)
             if length == len(chunk):
@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing is logged."""
+        """Log nothing."""
 
 
 @contextmanager

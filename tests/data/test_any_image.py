@@ -1,4 +1,4 @@
-"""Every kind of image file is read as a viewer shows it, or refused with a sentence."""
+"""Images of all formats are read as a viewer shows them, or rejected with a clear error."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from equilibria.data.image_files import image_to_tensor, open_image, read_image,
 from tests.data.formats import random_bytes
 
 RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)
-"""Every shade of 8 bits once."""
+"""Image with every 8-bit value once."""
 WIDE = RAMP.astype(np.uint16) * 257
-"""The same in 16 bits."""
+"""The same image in 16 bits."""
 
 
 def pgm(pixels: np.ndarray[Any, Any], brightest: int) -> bytes:
@@ -48,9 +48,7 @@ GRAY: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("kind", GRAY)
 @pytest.mark.parametrize("is_gray", [True, False])
-def test_a_gray_ramp_is_the_same_in_every_kind_of_file(
-    tmp_path: Path, kind: str, is_gray: bool
-) -> None:
+def test_a_gray_ramp_is_the_same_in_every_format(tmp_path: Path, kind: str, is_gray: bool) -> None:
     path = tmp_path / kind
     GRAY[kind](path)
     expected = torch.from_numpy(RAMP).expand(1 if is_gray else 3, 16, 16)
@@ -61,7 +59,7 @@ def test_a_gray_ramp_is_the_same_in_every_kind_of_file(
 
 @pytest.mark.parametrize("kind", [kind for kind in GRAY if kind.endswith(("png", "jpg", "gif"))])
 @pytest.mark.parametrize("is_gray", [True, False, None])
-def test_pixels_of_a_file_and_of_its_content_are_its_bytes_divided_by_255(
+def test_pixels_are_the_bytes_divided_by_255(
     tmp_path: Path, kind: str, is_gray: bool | None
 ) -> None:
     path = tmp_path / kind
@@ -69,12 +67,12 @@ def test_pixels_of_a_file_and_of_its_content_are_its_bytes_divided_by_255(
     framing = Framing.make(8)
     expected = read_image(path, framing, is_gray=is_gray).float() / 255
     for source in (path, path.read_bytes()):
-        found = read_pixels(source, framing, is_gray=is_gray)
-        assert found.dtype == torch.float32
-        assert torch.equal(found, expected)
+        result = read_pixels(source, framing, is_gray=is_gray)
+        assert result.dtype == torch.float32
+        assert torch.equal(result, expected)
 
 
-def test_an_image_of_pixels_holds_the_same_pixels(tmp_path: Path) -> None:
+def test_image_from_tensor_is_the_inverse_of_read_pixels(tmp_path: Path) -> None:
     path = tmp_path / "image.png"
     pixels = torch.arange(256).reshape(1, 16, 16) / 255
     for expected in (pixels, torch.cat([pixels, pixels.flip(2), pixels.mT])):
@@ -82,7 +80,7 @@ def test_an_image_of_pixels_holds_the_same_pixels(tmp_path: Path) -> None:
         assert torch.equal(read_pixels(path, is_gray=None), expected)
 
 
-def test_shades_between_two_bytes_are_rounded(tmp_path: Path) -> None:
+def test_16_bit_values_are_rounded_to_8_bits(tmp_path: Path) -> None:
     shades = np.array([[0, 128, 129, 65406, 65407, 65535]], dtype=np.uint16)
     path = tmp_path / "image.png"
     Image.fromarray(shades).save(path)
@@ -91,26 +89,26 @@ def test_shades_between_two_bytes_are_rounded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("suffix", ["png", "jpg", "tif", "webp"])
-def test_an_image_is_turned_as_its_exif_data_say(
+def test_images_are_rotated_according_to_their_exif_data(
     tmp_path: Path, suffix: str, orientation: int
 ) -> None:
     shape = {1: lambda p: p, 2: np.fliplr, 3: lambda p: np.rot90(p, 2), 4: np.flipud}
     shape |= {5: lambda p: p.T, 6: lambda p: np.rot90(p, -1)}
     shape |= {7: lambda p: np.rot90(p, 2).T, 8: np.rot90}
-    # Large flat parts, which JPEG keeps: which corner is dark says how the image lies.
+    # The dark corner shows the orientation; JPEG preserves large flat areas.
     stored = np.full((32, 48), 200, dtype=np.uint8)
     stored[:16, :16] = 20
     path = tmp_path / f"image.{suffix}"
     exif = Image.Exif()
     exif[0x0112] = orientation
     Image.fromarray(stored).convert("RGB").save(path, exif=exif)
-    found = read_image(path, is_gray=True)[0].numpy()
+    result = read_image(path, is_gray=True)[0].numpy()
     expected = shape[orientation](stored)
-    assert found.shape == expected.shape
-    assert np.abs(found.astype(int) - expected).max() < 60
+    assert result.shape == expected.shape
+    assert np.abs(result.astype(int) - expected).max() < 60
 
 
-def test_what_is_transparent_lies_on_white(tmp_path: Path) -> None:
+def test_transparent_pixels_are_blended_with_white(tmp_path: Path) -> None:
     color = np.zeros((2, 3, 4), dtype=np.uint8)
     color[..., 0] = 200
     color[0, :, 3] = (0, 51, 255)
@@ -130,7 +128,7 @@ def test_what_is_transparent_lies_on_white(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "tif"])
-def test_colors_of_print_become_those_of_a_screen(tmp_path: Path, suffix: str) -> None:
+def test_cmyk_images_are_converted_to_rgb(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"image.{suffix}"
     Image.new("RGB", (16, 16), (200, 40, 90)).convert("CMYK").save(path)
     middle = read_image(path)[:, 8, 8].tolist()
@@ -138,7 +136,7 @@ def test_colors_of_print_become_those_of_a_screen(tmp_path: Path, suffix: str) -
 
 
 @pytest.mark.parametrize("suffix", ["gif", "png", "webp", "tif"])
-def test_the_first_of_several_frames_counts(tmp_path: Path, suffix: str) -> None:
+def test_the_first_of_several_frames_is_read(tmp_path: Path, suffix: str) -> None:
     frames = [Image.new("L", (8, 8), shade).convert("RGB") for shade in (40, 120, 220)]
     path = tmp_path / f"image.{suffix}"
     frames[0].save(path, save_all=True, append_images=frames[1:])
@@ -147,7 +145,7 @@ def test_the_first_of_several_frames_counts(tmp_path: Path, suffix: str) -> None
     assert abs(int(read_image(path)[0, 4, 4]) - 40) <= 2
 
 
-def test_ordinary_images_are_as_pillow_reads_them(tmp_path: Path) -> None:
+def test_ordinary_images_match_pillow(tmp_path: Path) -> None:
     pixels = random_bytes(20, 30, 3)
     for suffix in ("png", "jpg", "bmp", "webp"):
         path = tmp_path / f"image.{suffix}"
@@ -161,17 +159,17 @@ def test_ordinary_images_are_as_pillow_reads_them(tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "float.tif": (
         lambda path: Image.fromarray(np.array([[0, 255]], dtype=np.float32)).save(path),
-        r"numbers from 0 to 255; scale them to \[0, 1\]",
+        r"has values from 0 to 255; scale them to \[0, 1\]",
     ),
     "nan.tif": (
         lambda path: Image.fromarray(np.array([[0, np.nan]], dtype=np.float32)).save(path),
-        "numbers from nan to nan",
+        "has values from nan to nan",
     ),
     "long.tif": (
         lambda path: Image.fromarray(WIDE.astype(np.int32)).save(path),
         "integers of 32 bits.*save it with 8 or 16 bits",
     ),
-    "pipe.png": (os.mkfifo, "a pipe or a device, not a file; remove it"),
+    "pipe.png": (os.mkfifo, "not a file, but a folder, a pipe or a device; remove it"),
     "folder.png": (os.mkdir, "a folder"),
     "gone.png": (lambda path: None, "cannot be read.*put it there"),
     "link.png": (lambda path: path.symlink_to("nowhere"), "cannot be read.*put it there"),
@@ -191,7 +189,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_shown_is_refused_with_a_sentence(tmp_path: Path, kind: str) -> None:
+def test_unreadable_files_raise_an_error_of_one_sentence(tmp_path: Path, kind: str) -> None:
     make, message = REFUSED[kind]
     path = tmp_path / kind
     make(path)
@@ -202,10 +200,10 @@ def test_what_cannot_be_shown_is_refused_with_a_sentence(tmp_path: Path, kind: s
     assert "\n" not in str(caught.value)
 
 
-def test_no_other_program_is_run_for_an_image(
+def test_reading_an_image_runs_no_other_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pillow hands EPS files to Ghostscript, whatever their names end in."""
+    """Pillow would pass EPS files to Ghostscript, whatever their suffix."""
 
     def run(*command: object, **options: object) -> None:
         raise AssertionError(f"run: {command}")
@@ -218,8 +216,8 @@ def test_no_other_program_is_run_for_an_image(
         read_image(path)
 
 
-def test_damage_gives_an_image_or_our_error(tmp_path: Path) -> None:
-    chance = np.random.default_rng(0)
+def test_damaged_files_give_an_image_or_a_data_file_error(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
     files = ["16.png", "16.tif", "16 packed.tif", "palette.gif", "alpha.png", "color.bmp", "16.pgm"]
     refused = 0
     for name in files:
@@ -227,10 +225,10 @@ def test_damage_gives_an_image_or_our_error(tmp_path: Path) -> None:
         GRAY[name](path)
         good = path.read_bytes()
         for _ in range(60):
-            spoilt = bytearray(good[: chance.integers(1, len(good) + 1)])
-            for place in chance.integers(0, len(spoilt), 3):
-                spoilt[place] = chance.integers(256)
-            path.write_bytes(spoilt)
+            damaged = bytearray(good[: rng.integers(1, len(good) + 1)])
+            for place in rng.integers(0, len(damaged), 3):
+                damaged[place] = rng.integers(256)
+            path.write_bytes(damaged)
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")

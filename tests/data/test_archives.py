@@ -1,4 +1,4 @@
-"""Archives are unpacked whole, and only where they should be."""
+"""Archives are unpacked completely, and only inside the target folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from equilibria.data.download import unpack
 
 
 def tar(path: Path, *members: tuple[str, bytes, str], mode: str = "w:gz") -> Path:
-    """Members of a name, what is in them or what they link to, and their kind."""
+    """Write a tar file of members (name, content or link target, type)."""
     with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
         for name, content, kind in members:
             info = tarfile.TarInfo(name)
@@ -55,21 +55,21 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2"])
-def test_tar(tmp_path: Path, mode: str) -> None:
+def test_tar_files_are_unpacked(tmp_path: Path, mode: str) -> None:
     folder = tmp_path / "new" / "root"
     unpack(tar(tmp_path / "a.tar", *GOOD, mode=mode), folder)
     assert contents(folder) == {"set/a": b"1", "set/deep/b": b"2"}
     assert [path.name for path in folder.iterdir()] == ["set"]
 
 
-def test_zip(tmp_path: Path) -> None:
+def test_zip_files_are_unpacked(tmp_path: Path) -> None:
     folder = tmp_path / "root"
     members = (("set/", b"", stat.S_IFDIR | 0o755), ("set/a", b"1", FILE), ("set/b", b"2", 0))
     unpack(zipped(tmp_path / "a.zip", *members), folder)
     assert contents(folder) == {"set/a": b"1", "set/b": b"2"}
 
 
-def test_what_is_there_stays(tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_kept(tmp_path: Path) -> None:
     (tmp_path / "root" / "set").mkdir(parents=True)
     (tmp_path / "root" / "set" / "mine").write_bytes(b"mine")
     (tmp_path / "root" / "set" / "a").write_bytes(b"old")
@@ -83,60 +83,58 @@ BAD_NAMES = ["../out", "set/../../out", "/out", "C:\\out", "..\\out", "\\\\host\
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 @pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_names_that_lead_out_are_refused(tmp_path: Path, name: str, kind: str) -> None:
+def test_names_outside_the_folder_are_rejected(tmp_path: Path, name: str, kind: str) -> None:
     archive = (
         tar(tmp_path / "bad.tar", *GOOD, (name, b"x", "REGTYPE"))
         if kind == "tar"
         else zipped(tmp_path / "bad.zip", ("set/a", b"1", FILE), (name, b"x", FILE))
     )
-    with pytest.raises(DataFileError, match=rf"bad\.{kind}: refused.*leads out"):
+    with pytest.raises(DataFileError, match=rf"bad\.{kind}: rejected.*outside the target folder"):
         unpack(archive, tmp_path / "root")
     assert list((tmp_path / "root").iterdir()) == []
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("kind", ["SYMTYPE", "LNKTYPE", "CHRTYPE", "FIFOTYPE"])
-def test_links_and_devices_in_tar_are_refused(tmp_path: Path, kind: str) -> None:
+def test_links_and_devices_in_tar_files_are_rejected(tmp_path: Path, kind: str) -> None:
     archive = tar(tmp_path / "bad.tar", *GOOD, ("set/link", b"../../out", kind))
-    with pytest.raises(DataFileError, match=r"bad\.tar: refused.*link or a device"):
+    with pytest.raises(DataFileError, match=r"bad\.tar: rejected.*link or a device"):
         unpack(archive, tmp_path / "root")
     assert list((tmp_path / "root").iterdir()) == []
 
 
-def test_links_in_zip_are_refused(tmp_path: Path) -> None:
+def test_links_in_zip_files_are_rejected(tmp_path: Path) -> None:
     archive = zipped(tmp_path / "bad.zip", ("set/link", b"/etc", stat.S_IFLNK | 0o777))
     with pytest.raises(DataFileError, match="link or a device"):
         unpack(archive, tmp_path / "root")
 
 
-def test_a_link_that_is_there_is_not_followed_out(tmp_path: Path) -> None:
+def test_existing_links_to_outside_are_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "set").symlink_to(outside)
-    with pytest.raises(DataFileError, match="set: a link that leads out"):
+    with pytest.raises(DataFileError, match="set: is a link to a place outside the target folder"):
         unpack(tar(tmp_path / "a.tar", *GOOD), tmp_path / "root")
     assert list(outside.iterdir()) == []
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
-def test_what_is_in_the_way_is_named_before_anything_is_moved(
-    tmp_path: Path, is_folder: bool
-) -> None:
-    """A folder where a file is to be, or a file where a folder is to be."""
+def test_conflicts_are_detected_before_files_are_moved(tmp_path: Path, is_folder: bool) -> None:
+    """An existing folder has the name of a file of the archive, or vice versa."""
     members = [(f"set/{name}", b"new", "REGTYPE") for name in ("a", "b", "c/d", "e")]
     place = tmp_path / "root" / "set" / ("b" if is_folder else "c")
     place.parent.mkdir(parents=True)
     (place.parent / "a").write_bytes(b"old")
     place.mkdir() if is_folder else place.write_bytes(b"mine")
     before = contents(tmp_path / "root")
-    with pytest.raises(DataFileError, match=rf"set/{place.name}: in the way.*remove it"):
+    with pytest.raises(DataFileError, match=rf"set/{place.name}: prevents unpacking.*remove it"):
         unpack(tar(tmp_path / "a.tar", *members), tmp_path / "root")
     assert contents(tmp_path / "root") == before
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_a_cut_archive_leaves_nothing(tmp_path: Path, mode: str) -> None:
+def test_a_truncated_archive_leaves_no_files(tmp_path: Path, mode: str) -> None:
     large = ("set/large", bytes(range(256)) * 400, "REGTYPE")
     archive = tar(tmp_path / "a.tar", *GOOD, large, mode=mode)
     archive.write_bytes(archive.read_bytes()[: -600 if mode == "w:gz" else -60_000])
@@ -145,14 +143,14 @@ def test_a_cut_archive_leaves_nothing(tmp_path: Path, mode: str) -> None:
     assert list((tmp_path / "root").iterdir()) == []
 
 
-def test_what_is_no_archive_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_file_that_is_not_an_archive(tmp_path: Path) -> None:
     (tmp_path / "a.tgz").write_text("<html>not found</html>")
     with pytest.raises(DataFileError, match=r"a\.tgz: cannot be unpacked"):
         unpack(tmp_path / "a.tgz", tmp_path / "root")
 
 
 def packed(path: Path, members: dict[str, bytes]) -> Path:
-    """A tar or zip file, by its suffix."""
+    """Write a tar or zip file, according to the suffix."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in members.items():
@@ -163,31 +161,31 @@ def packed(path: Path, members: dict[str, bytes]) -> Path:
 
 
 @pytest.mark.parametrize("suffix", ["tgz", "zip", "xz", "bz2"])
-def test_a_flipped_bit_is_noticed_or_harmless(tmp_path: Path, suffix: str) -> None:
-    """What is unpacked is what was packed, all of it, or there is an error and nothing."""
-    chance = np.random.default_rng(0)
-    members = {f"set/{n}": chance.bytes(40) * 3 + b"text " * 20 for n in range(12)}
+def test_flipped_bits_are_detected_or_harmless(tmp_path: Path, suffix: str) -> None:
+    """Either all files are unpacked unchanged, or an error is raised and none is."""
+    rng = np.random.default_rng(0)
+    members = {f"set/{n}": rng.bytes(40) * 3 + b"text " * 20 for n in range(12)}
     archive = packed(tmp_path / f"a.{suffix}", members)
     good = archive.read_bytes()
-    noticed = 0
-    places = [*range(24), *chance.integers(0, len(good), 200), *range(len(good) - 24, len(good))]
-    for number, place in enumerate(places):
-        spoilt = bytearray(good)
-        spoilt[place] ^= 1 << int(chance.integers(8))
-        archive.write_bytes(spoilt)
+    detected = 0
+    positions = [*range(24), *rng.integers(0, len(good), 200), *range(len(good) - 24, len(good))]
+    for number, position in enumerate(positions):
+        damaged = bytearray(good)
+        damaged[position] ^= 1 << int(rng.integers(8))
+        archive.write_bytes(damaged)
         root = tmp_path / f"root{number}"
         try:
             unpack(archive, root)
         except DataFileError:
-            noticed += 1
+            detected += 1
             assert list(root.iterdir()) == []
         else:
             assert contents(root) == members
-    assert noticed > 100
+    assert detected > 100
 
 
-def test_a_header_that_is_damaged_is_not_the_end(tmp_path: Path) -> None:
-    """A tar file has no checksum of what is in it, but one of every header."""
+def test_a_damaged_tar_header_is_not_the_end_of_the_archive(tmp_path: Path) -> None:
+    """Tar files have checksums of headers, but not of contents."""
     archive = packed(tmp_path / "a.tar", {f"set/{n}": b"x" * 700 for n in range(10)})
     content = bytearray(archive.read_bytes())
     fifth = content.index(b"set/5")
@@ -199,7 +197,7 @@ def test_a_header_that_is_damaged_is_not_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("members", [1, 3])
-def test_a_tar_file_that_is_cut_between_members_is_not_whole(tmp_path: Path, members: int) -> None:
+def test_a_tar_file_truncated_between_members_is_rejected(tmp_path: Path, members: int) -> None:
     archive = packed(tmp_path / "a.tar", {f"set/{n}": b"x" * 512 for n in range(5)})
     archive.write_bytes(archive.read_bytes()[: 1024 * members])
     with pytest.raises(DataFileError, match=r"a\.tar: cannot be unpacked"):
@@ -223,7 +221,7 @@ def unknown_method(path: Path) -> None:
     path.write_bytes(content)
 
 
-ODD: dict[str, Callable[[Path], object]] = {
+INVALID: dict[str, Callable[[Path], object]] = {
     "encrypted.zip": encrypted,
     "unknown.zip": unknown_method,
     "file and folder.tar": lambda path: packed(path, {"a": b"1", "a/b": b"2"}),
@@ -239,10 +237,10 @@ ODD: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ODD)
-def test_odd_archives_are_refused_with_a_sentence(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", INVALID)
+def test_invalid_archives_raise_an_error_with_a_remedy(tmp_path: Path, kind: str) -> None:
     path = tmp_path / kind
-    ODD[kind](path)
+    INVALID[kind](path)
     root = tmp_path / "root"
     root.mkdir()
     with pytest.raises(DataFileError, match="; ") as caught:
@@ -252,25 +250,23 @@ def test_odd_archives_are_refused_with_a_sentence(tmp_path: Path, kind: str) -> 
 
 
 @pytest.mark.parametrize("suffix", ["tgz", "zip"])
-def test_an_archive_that_swells_is_given_up(
+def test_the_unpacked_size_is_limited(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["equilibria.data.download"], "MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(sys.modules["equilibria.data.download"], "MAX_BYTES", 1_000_000)
     archive = packed(tmp_path / f"a.{suffix}", {f"set/{n}": bytes(300_000) for n in range(5)})
-    with pytest.raises(DataFileError, match="refused: it holds more than 1,000,000 bytes"):
+    with pytest.raises(DataFileError, match="rejected: it holds more than 1,000,000 bytes"):
         unpack(archive, tmp_path / "root")
     assert list((tmp_path / "root").iterdir()) == []
 
 
-def test_a_full_disk_is_not_blamed_on_the_archive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_a_download_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = packed(tmp_path / "a.tgz", {"set/a": b"1"})
 
     def full(*names: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.replace", full)
-    with pytest.raises(DownloadError, match=r"cannot unpack .*No space left.*Make room"):
+    with pytest.raises(DownloadError, match=r"cannot unpack .*No space left.*free some disk"):
         unpack(archive, tmp_path / "root")
     assert list((tmp_path / "root").iterdir()) == []

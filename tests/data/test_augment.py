@@ -1,4 +1,4 @@
-"""Augmentation."""
+"""Augmentations of images with class labels."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ RANDOM: list[Augmentation] = [
 ]
 
 
-def chance(seed: int = 0) -> torch.Generator:
+def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
 def augmented(augmentation: Augmentation, images: Tensor, seed: int = 0) -> Tensor:
-    """The images; their classes are left alone."""
+    """Return the augmented images; check that the labels are unchanged."""
     classes = torch.arange(len(images))
-    changed, labels = augmentation(images, classes, chance(seed))
+    changed, labels = augmentation(images, classes, generator(seed))
     assert labels is classes
     return changed
 
 
-def crops_found(images: Tensor, cropped: Tensor, padded: Tensor) -> set[tuple[int, int]]:
-    """Where each crop lies in its padded image: one place each, or the test fails."""
+def crop_offsets(images: Tensor, cropped: Tensor, padded: Tensor) -> set[tuple[int, int]]:
+    """Return the offsets of the crops in the padded images; each must match exactly once."""
     height, width = images.shape[2:]
     offsets = set()
     for index in range(len(images)):
@@ -64,23 +64,23 @@ def crops_found(images: Tensor, cropped: Tensor, padded: Tensor) -> set[tuple[in
     return offsets
 
 
-def test_every_shifted_image_is_a_crop_of_the_padded_one() -> None:
+def test_shifted_images_are_crops_of_the_padded_ones() -> None:
     images = torch.rand(20, 2, 5, 6)
-    offsets = crops_found(images, augmented(RandomShift(1), images), F.pad(images, (1, 1, 1, 1)))
+    offsets = crop_offsets(images, augmented(RandomShift(1), images), F.pad(images, (1, 1, 1, 1)))
     assert len(offsets) > 4
 
 
 @pytest.mark.parametrize(("mode", "padding"), [("zero", "constant"), ("reflect", "reflect")])
-def test_every_crop_lies_in_the_padded_image(mode: str, padding: str) -> None:
+def test_crops_have_all_offsets_in_the_padded_image(mode: str, padding: str) -> None:
     images = torch.rand(200, 3, 6, 5)
     cropped = augmented(RandomCrop(2, mode), images)  # type: ignore[arg-type]
     assert cropped.shape == images.shape
     assert cropped.is_contiguous()
-    offsets = crops_found(images, cropped, F.pad(images, (2, 2, 2, 2), mode=padding))
+    offsets = crop_offsets(images, cropped, F.pad(images, (2, 2, 2, 2), mode=padding))
     assert offsets == {(row, column) for row in range(5) for column in range(5)}
 
 
-def test_flip_mirrors_about_half_of_the_images() -> None:
+def test_flip_mirrors_half_of_the_images() -> None:
     images = torch.rand(400, 1, 3, 4)
     flipped = augmented(RandomFlip(), images)
     kept = (flipped == images).flatten(1).all(dim=1)
@@ -91,7 +91,7 @@ def test_flip_mirrors_about_half_of_the_images() -> None:
     assert torch.equal(augmented(RandomFlip(0.0), images), images)
 
 
-def test_cutout_blackens_one_square_around_a_pixel_of_the_image() -> None:
+def test_cutout_hides_one_square_around_a_random_pixel() -> None:
     images = torch.ones(300, 2, 8, 9)
     cut = augmented(Cutout(4), images)
     assert torch.equal(cut[:, 0], cut[:, 1])
@@ -99,19 +99,19 @@ def test_cutout_blackens_one_square_around_a_pixel_of_the_image() -> None:
     rows, columns = hidden.any(dim=2), hidden.any(dim=1)
     assert torch.equal(hidden, rows[:, :, None] & columns[:, None, :])
     for sides, length in ((rows, 8), (columns, 9)):
-        # A center c covers [c − 2, c + 2), cut at the border.
+        # A square around c covers [c − 2, c + 2), clipped at the border.
         expected = {len(range(max(c - 2, 0), min(c + 2, length))) for c in range(length)}
         assert set(sides.sum(dim=1).tolist()) == expected
     assert torch.equal(augmented(Cutout(0), images), images)
 
 
-def test_noise_has_the_deviation_asked_for() -> None:
+def test_noise_has_the_given_standard_deviation() -> None:
     noise = augmented(GaussianNoise(0.1), torch.zeros(50, 1, 20, 20))
     assert abs(float(noise.std()) - 0.1) < 0.005
 
 
 @pytest.mark.parametrize("augmentation", RANDOM, ids=str)
-def test_the_seed_decides_everything(augmentation: Augmentation, device: torch.device) -> None:
+def test_results_depend_only_on_the_seed(augmentation: Augmentation, device: torch.device) -> None:
     images = torch.rand(16, 3, 8, 8).to(device)
     kept = images.clone()
     torch.manual_seed(1)
@@ -125,7 +125,7 @@ def test_the_seed_decides_everything(augmentation: Augmentation, device: torch.d
 
 @pytest.mark.parametrize("augmentation", RANDOM, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_shape_and_kind_are_kept(augmentation: Augmentation, dtype: torch.dtype) -> None:
+def test_shape_and_dtype_are_kept(augmentation: Augmentation, dtype: torch.dtype) -> None:
     for samples in (0, 5):
         images = torch.rand(samples, 3, 8, 10).to(dtype)
         changed = augmented(augmentation, images)
@@ -135,7 +135,7 @@ def test_shape_and_kind_are_kept(augmentation: Augmentation, dtype: torch.dtype)
             assert bool(((changed >= 0) & (changed <= 1)).all())
 
 
-def test_chain_follows_the_seed() -> None:
+def test_a_chain_depends_only_on_the_seed() -> None:
     chain = Chain((RandomShift(1), GaussianNoise(0.1)))
     images = torch.rand(8, 1, 8, 8)
     assert torch.equal(augmented(chain, images, 3), augmented(chain, images, 3))
@@ -143,25 +143,25 @@ def test_chain_follows_the_seed() -> None:
     assert augmented(Chain(()), images) is images
 
 
-def test_images_can_be_scaled_without_label_maps() -> None:
+def test_scale_crop_works_without_label_maps() -> None:
     images = torch.rand(4, 1, 8, 8)
     maps = torch.zeros(4, 8, 8, dtype=torch.long)
     crop = RandomScaleCrop((6, 10))
-    assert torch.equal(augmented(crop, images, 3), crop(images, maps, chance(3))[0])
+    assert torch.equal(augmented(crop, images, 3), crop(images, maps, generator(3))[0])
 
 
-def test_by_name() -> None:
+def test_augmentations_are_built_from_names_and_options() -> None:
     assert build_augmentation("flip") == RandomFlip()
     assert build_augmentation({"crop": {"padding": 2}}) == RandomCrop(2)
     assert build_augmentation({"randaugment": None}) == RandAugment()
-    with pytest.raises(ValueError, match="one name with options"):
+    with pytest.raises(ValueError, match="one name to its options"):
         build_augmentation({"flip": {}, "crop": {}})
     with pytest.raises(TypeError, match="did you mean 'padding'"):
         build_augmentation({"crop": {"pading": 2}})
 
 
 class CountOperations(TorchDispatchMode):
-    """How many tensor operations a block runs."""
+    """Counter of the tensor operations in a block."""
 
     count = 0
 
@@ -173,8 +173,8 @@ class CountOperations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("augmentation", RANDOM, ids=str)
-def test_a_batch_is_augmented_at_once(augmentation: Augmentation) -> None:
-    """No loop over samples: four times the samples take about as many operations."""
+def test_augmentation_is_vectorized_over_samples(augmentation: Augmentation) -> None:
+    """Four times the samples take about the same number of operations."""
 
     def operations(samples: int) -> int:
         images = torch.rand(samples, 3, 8, 8)
@@ -185,7 +185,7 @@ def test_a_batch_is_augmented_at_once(augmentation: Augmentation) -> None:
     assert operations(256) < 2 * operations(64)
 
 
-def test_bad_options_are_refused() -> None:
+def test_invalid_options_raise() -> None:
     with pytest.raises(ValueError, match="padding"):
         RandomCrop(-1)
     with pytest.raises(ValueError, match="one of zero, reflect"):

@@ -1,4 +1,4 @@
-"""The digits and how they are parted."""
+"""The digits of scikit-learn, and stratified splits."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def test_digits_are_images_between_zero_and_one() -> None:
     assert float(data.train.images.max()) == 1
 
 
-def test_digits_are_those_of_scikit_learn_wherever_it_has_them(
+def test_digits_are_those_of_scikit_learn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its file is read without it, and by it where the file is elsewhere."""
-    theirs = datasets.load_digits()
+    """The file is read directly, or by scikit-learn if it has moved."""
+    expected = datasets.load_digits()
     read = load_digits()
     monkeypatch.setattr(arrays, "find_spec", lambda name: None)
     for data in (read, load_digits()):
         pairs = list(zip(*data.train.fetch(torch.arange(len(data.train))), strict=True))
         pairs += zip(*data.test.fetch(torch.arange(len(data.test))), strict=True)
-        found = sorted([*image.flatten().tolist(), int(label)] for image, label in pairs)
-        rows = zip(theirs.data / 16, theirs.target, strict=True)
-        assert found == sorted([*image.tolist(), int(label)] for image, label in rows)
+        result = sorted([*image.flatten().tolist(), int(label)] for image, label in pairs)
+        rows = zip(expected.data / 16, expected.target, strict=True)
+        assert result == sorted([*image.tolist(), int(label)] for image, label in rows)
 
 
 def test_test_set_is_a_quarter_of_every_class() -> None:
@@ -49,12 +49,12 @@ def test_test_set_is_a_quarter_of_every_class() -> None:
 def test_parts_are_disjoint_and_complete() -> None:
     numbered = Split(torch.arange(60.0).reshape(60, 1, 1, 1), torch.arange(60) % 3)
     rest, held_out = stratified_split(numbered, 0.25, seed=0)
-    seen = torch.cat([rest.images, held_out.images]).flatten()
-    assert sorted(seen.tolist()) == list(range(60))
+    values = torch.cat([rest.images, held_out.images]).flatten()
+    assert sorted(values.tolist()) == list(range(60))
     assert len(held_out) == 15
 
 
-def test_split_depends_on_nothing_but_its_seed() -> None:
+def test_splits_depend_only_on_their_seed() -> None:
     first = load_digits()
     torch.manual_seed(1234)
     second = load_digits()
@@ -65,11 +65,11 @@ def test_split_depends_on_nothing_but_its_seed() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.5])
-def test_share_must_be_a_share(share: float) -> None:
+def test_share_must_be_between_0_and_1(share: float) -> None:
     with pytest.raises(ValueError, match="must be in \\(0, 1\\)"):
         stratified_split(load_digits().train, share, seed=0)
 
 
-def test_split_needs_a_label_an_image() -> None:
-    with pytest.raises(ValueError, match="one label an image"):
+def test_a_split_needs_one_label_per_image() -> None:
+    with pytest.raises(ValueError, match="one label per image"):
         Split(torch.zeros(3, 1, 2, 2), torch.zeros(2, dtype=torch.long))

@@ -1,4 +1,4 @@
-"""Whole data sets from a server on this machine, and the command that shows and gets them."""
+"""Downloads of data sets from a local server, and the command `datasets`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def server() -> Iterator[FileServer]:
 def published(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Download]:
-    """CIFAR-10 and MNIST, small, at the server instead of at their publishers."""
+    """Serve small versions of CIFAR-10 and MNIST; return their downloads by path."""
     write_cifar10(tmp_path / "source" / "cifar-10-batches-py")
     write_mnist(tmp_path / "source" / "raw", zipped=True)
     packed = io.BytesIO()
@@ -69,39 +69,39 @@ def published(
 
 
 @pytest.mark.usefixtures("published")
-def test_an_archive_is_unpacked_and_loaded(server: FileServer, tmp_path: Path) -> None:
+def test_archives_are_unpacked_and_removed(server: FileServer, tmp_path: Path) -> None:
     root = tmp_path / "data"
     assert download("cifar10", root) == root / "cifar-10-batches-py"
     assert len(load_dataset("cifar10", root).train) == 50
     assert [path.name for path in root.iterdir()] == ["cifar-10-batches-py"]
-    asked = len(server.asked)
+    count = len(server.requests)
     assert download("cifar10", root) == root / "cifar-10-batches-py"
-    assert len(server.asked) == asked
+    assert len(server.requests) == count
 
 
 @pytest.mark.usefixtures("published")
-def test_files_that_are_there_are_not_fetched_again(server: FileServer, tmp_path: Path) -> None:
+def test_existing_files_are_not_downloaded_again(server: FileServer, tmp_path: Path) -> None:
     first = server.files.pop("/t10k-labels-idx1-ubyte.gz")
     with pytest.raises(DownloadError, match=r"t10k-labels.*404"):
         download("mnist", tmp_path / "data")
     server.files["/t10k-labels-idx1-ubyte.gz"] = first
-    server.asked.clear()
+    server.requests.clear()
     assert download("mnist", tmp_path / "data") == tmp_path / "data" / "MNIST" / "raw"
-    assert [path for path, _ in server.asked] == ["/t10k-labels-idx1-ubyte.gz"]
+    assert [path for path, _ in server.requests] == ["/t10k-labels-idx1-ubyte.gz"]
     assert len(load_dataset("mnist", tmp_path / "data").test) == 10
 
 
 @pytest.mark.usefixtures("published")
-def test_plain_files_count_as_well(server: FileServer, tmp_path: Path) -> None:
+def test_existing_uncompressed_files_are_used(server: FileServer, tmp_path: Path) -> None:
     folder = tmp_path / "data" / "MNIST" / "raw"
     write_mnist(folder, zipped=False)
     assert download("mnist", tmp_path / "data") == folder
-    assert server.asked == []
+    assert server.requests == []
 
 
 @pytest.mark.usefixtures("published")
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_an_archive_that_is_there_is_used_only_if_its_checksum_is_right(
+def test_an_existing_archive_is_used_if_its_checksum_matches(
     server: FileServer, tmp_path: Path, is_cut: bool
 ) -> None:
     root = tmp_path / "data"
@@ -109,13 +109,13 @@ def test_an_archive_that_is_there_is_used_only_if_its_checksum_is_right(
     whole = server.files["/cifar-10-python.tar.gz"]
     (root / "cifar-10-python.tar.gz").write_bytes(whole[:-100] if is_cut else whole)
     assert download("cifar10", root) == root / "cifar-10-batches-py"
-    assert len(server.asked) == is_cut
+    assert len(server.requests) == is_cut
     assert [path.name for path in root.iterdir()] == ["cifar-10-batches-py"]
 
 
 @pytest.mark.usefixtures("published")
-def test_what_was_unpacked_in_part_is_unpacked_again(server: FileServer, tmp_path: Path) -> None:
-    """Killed in between: some files are at their place, and the archive is still there."""
+def test_a_partly_unpacked_archive_is_unpacked_again(server: FileServer, tmp_path: Path) -> None:
+    """After an interruption, some files and the archive exist."""
     root = tmp_path / "data"
     (root / "cifar-10-batches-py").mkdir(parents=True)
     (root / "cifar-10-batches-py" / "data_batch_1").write_bytes(b"in part")
@@ -127,7 +127,7 @@ def test_what_was_unpacked_in_part_is_unpacked_again(server: FileServer, tmp_pat
 
 
 @pytest.mark.usefixtures("published")
-def test_a_file_that_is_missing_is_brought_back(tmp_path: Path) -> None:
+def test_missing_files_are_restored_from_the_archive(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "cifar-10-batches-py"
     download("cifar10", tmp_path / "data")
     (folder / "data_batch_3").unlink()
@@ -138,7 +138,7 @@ def test_a_file_that_is_missing_is_brought_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("published")
-def test_an_archive_is_kept_until_all_of_it_is_there(
+def test_the_archive_is_kept_until_it_is_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "data"
@@ -148,16 +148,14 @@ def test_an_archive_is_kept_until_all_of_it_is_there(
 
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules["equilibria.data.download"], "_moves", full)
-        with pytest.raises(DownloadError, match=r"cannot unpack.*Make room"):
+        with pytest.raises(DownloadError, match=r"cannot unpack.*free some disk"):
             download("cifar10", root)
     assert [path.name for path in root.iterdir()] == ["cifar-10-python.tar.gz"]
     assert download("cifar10", root) == root / "cifar-10-batches-py"
 
 
 @pytest.mark.usefixtures("published")
-def test_a_file_that_is_there_and_damaged_is_fetched_again(
-    server: FileServer, tmp_path: Path
-) -> None:
+def test_a_damaged_file_is_downloaded_again(server: FileServer, tmp_path: Path) -> None:
     folder = tmp_path / "data" / "MNIST" / "raw"
     folder.mkdir(parents=True)
     damaged = folder / "train-labels-idx1-ubyte.gz"
@@ -168,15 +166,17 @@ def test_a_file_that_is_there_and_damaged_is_fetched_again(
 
 
 @pytest.mark.usefixtures("published")
-def test_a_changed_archive_is_not_unpacked(server: FileServer, tmp_path: Path) -> None:
+def test_an_archive_with_another_checksum_is_not_unpacked(
+    server: FileServer, tmp_path: Path
+) -> None:
     server.files["/cifar-10-python.tar.gz"] += b"!"
-    with pytest.raises(DownloadError, match="not the published file"):
+    with pytest.raises(DownloadError, match="its checksum is not"):
         download("cifar10", tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", [n for n in list_datasets() if not dataset_card(n).downloads])
-def test_what_cannot_be_downloaded_says_how_to_get_it(name: str, tmp_path: Path) -> None:
+def test_the_error_says_how_to_get_data_that_need_a_registration(name: str, tmp_path: Path) -> None:
     card = dataset_card(name)
     if not card.folders:
         assert download(name) is None
@@ -192,7 +192,7 @@ def test_a_download_needs_a_folder() -> None:
         download("mnist")
 
 
-def test_the_list(tmp_path: Path) -> None:
+def test_the_command_lists_data_sets(tmp_path: Path) -> None:
     assert "No folder of data sets is set" in invoke("datasets").output
     write_cifar10(tmp_path / "cifar-10-batches-py")
     lines = invoke("datasets", "--root", tmp_path).output.splitlines()
@@ -205,7 +205,7 @@ def test_the_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("published")
-def test_the_command_that_gets(tmp_path: Path) -> None:
+def test_the_command_downloads_data_sets(tmp_path: Path) -> None:
     get = ("datasets", "get", "mnist", "--root", tmp_path / "data")
     assert f"mnist is now in {tmp_path / 'data' / 'MNIST' / 'raw'}" in invoke(*get).output
     assert "mnist was already in" in invoke(*get).output
@@ -215,17 +215,17 @@ def test_the_command_that_gets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"), [("imagenet", "image-net.org"), ("minst", "did you mean 'mnist'")]
 )
-def test_the_command_fails_in_a_sentence(tmp_path: Path, name: str, message: str) -> None:
+def test_errors_of_the_command_are_one_sentence(tmp_path: Path, name: str, message: str) -> None:
     result = invoke("datasets", "get", name, "--root", tmp_path)
     assert result.exit_code == 2
     assert message in result.stderr
 
 
 @pytest.mark.parametrize("encoding", [None, "gzip", "x-gzip"])
-def test_gzip_is_kept_as_published(
+def test_gzip_files_are_kept_compressed(
     server: FileServer, tmp_path: Path, published: dict[str, Download], encoding: str | None
 ) -> None:
-    """Some servers call a gzipped file a plain one in an encoding, which is not to be undone."""
+    """Some servers declare gzip files as encoded plain files; they must not be decoded."""
     server.encoding = encoding
     download("mnist", tmp_path / "data")
     file = tmp_path / "data" / published["/train-images-idx3-ubyte.gz"].target

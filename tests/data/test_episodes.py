@@ -1,4 +1,4 @@
-"""Episodes: what is in them, and that nothing of the test is in the training."""
+"""Few-shot episodes, and their disjoint training and test classes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CLASSES, DRAWINGS = 6, 5
 
 
 def numbered_episodes(**options: Any) -> Episodes:
-    """Every image is of one value: 10 times its class plus its drawing."""
+    """Return episodes of constant images, whose value is 10 · class + drawing."""
     values = 10 * torch.arange(CLASSES)[:, None] + torch.arange(DRAWINGS)
     images = values[..., None, None, None].expand(-1, -1, 1, 4, 4).to(torch.uint8)
     settings: dict[str, Any] = {"ways": 3, "shots": 2, "queries": 3, "episodes": 50, "seed": 0}
     return Episodes(images, **{**settings, **options})
 
 
-def test_an_episode_has_its_classes_in_order_and_no_drawing_twice() -> None:
+def test_episodes_are_grouped_by_class_without_repeated_drawings() -> None:
     images, labels = numbered_episodes().fetch(torch.arange(50))
     assert images.shape == (50, 15, 1, 4, 4)
     assert labels[7].tolist() == [0, 0, 1, 1, 2, 2, 0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -36,17 +36,17 @@ def test_an_episode_has_its_classes_in_order_and_no_drawing_twice() -> None:
     assert set((values[:, 0] // 10).tolist()) == set(range(CLASSES))
 
 
-def test_an_episode_is_that_of_its_seed_and_index() -> None:
-    one, same, other = (numbered_episodes(seed=seed) for seed in (0, 0, 1))
-    alone = torch.cat([one.fetch(torch.tensor([index]))[0] for index in (7, 3)])
+def test_an_episode_depends_only_on_seed_and_index() -> None:
+    first, same, other = (numbered_episodes(seed=seed) for seed in (0, 0, 1))
+    alone = torch.cat([first.fetch(torch.tensor([index]))[0] for index in (7, 3)])
     torch.testing.assert_close(alone, same.fetch(torch.tensor([7, 3]))[0], rtol=0, atol=0)
     assert not torch.equal(alone, other.fetch(torch.tensor([7, 3]))[0])
     assert not torch.equal(alone[0], alone[1])
-    chosen = Selection(one, torch.tensor([3, 7])).fetch(torch.tensor([1]))[0]
+    chosen = Selection(first, torch.tensor([3, 7])).fetch(torch.tensor([1]))[0]
     assert torch.equal(chosen[0], alone[0])
 
 
-def test_rotations_are_further_classes() -> None:
+def test_rotated_classes_count_as_classes() -> None:
     arrow = torch.zeros(2, DRAWINGS, 1, 4, 4, dtype=torch.uint8)
     arrow[:, :, :, 0] = 255
     drawn = Episodes(arrow, ways=2, shots=1, queries=1, episodes=40, seed=0, rotations=True)
@@ -54,9 +54,9 @@ def test_rotations_are_further_classes() -> None:
     images, _ = drawn.fetch(torch.arange(40))
     edges = (images[..., 0, :], images[..., 3, :], images[..., 0], images[..., 3])
     inked = torch.stack([(edge == 1).flatten(2).all(dim=2) for edge in edges])
-    assert bool((inked.sum(dim=0) == 1).all()), "one edge of each drawing"
-    assert bool(inked.flatten(1).any(dim=1).all()), "every one of them somewhere"
-    # Support and query of a class are turned alike.
+    assert bool((inked.sum(dim=0) == 1).all()), "each image has ink on one edge"
+    assert bool(inked.flatten(1).any(dim=1).all()), "every rotation occurs"
+    # Support and query of a class have the same rotation.
     assert torch.equal(images[:, :2], images[:, 2:])
 
 
@@ -64,13 +64,13 @@ def test_rotations_are_further_classes() -> None:
     ("options", "message"),
     [
         ({"ways": 1}, "ways must be at least 2"),
-        ({"ways": 7}, "there are 6 classes, too few for ways=7"),
+        ({"ways": 7}, "ways must be at most 6, the number of classes, got 7"),
         ({"shots": 0}, "shots must be at least 1"),
-        ({"queries": 4}, "2 shots and 4 queries are more than the 5 samples"),
+        ({"queries": 4}, r"shots \+ queries must be at most 5, .* got 2 \+ 4"),
         ({"episodes": 0}, "episodes must be at least 1"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(options: dict[str, int], message: str) -> None:
+def test_invalid_options_raise(options: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         numbered_episodes(**options)
 
@@ -81,7 +81,7 @@ def test_an_empty_batch_has_the_shape_of_a_full_one() -> None:
 
 
 def write_characters(folder: Path, drawings: int = 4) -> None:
-    """Black on white, with a pixel of ink whose place is the character's."""
+    """Write white images, each with one black pixel whose position identifies the character."""
     parts = {"images_background": ["Greek", "Latin"], "images_evaluation": ["Tengwar"]}
     for part, alphabets in parts.items():
         for alphabet in alphabets:
@@ -104,16 +104,16 @@ def test_omniglot_episodes(tmp_path: Path) -> None:
         assert set(images.unique().tolist()) == {0, 1}
         assert bool((images.sum(dim=(2, 3, 4)) == 1).all()), "ink is 1, paper 0"
         assert set(images.flatten(0, 2).nonzero()[:, 2].tolist()) == columns
-    # Runs of other seeds are tested on the same episodes.
+    # The test episodes do not depend on the seed.
     other = load_dataset(
         "omniglot-episodes", tmp_path, episodes=30, test_episodes=20, seed=5, **options
     )
-    some = torch.arange(20)
-    assert torch.equal(data.test.fetch(some)[0], other.test.fetch(some)[0])
-    assert not torch.equal(data.train.fetch(some)[0], other.train.fetch(some)[0])
+    first_20 = torch.arange(20)
+    assert torch.equal(data.test.fetch(first_20)[0], other.test.fetch(first_20)[0])
+    assert not torch.equal(data.train.fetch(first_20)[0], other.train.fetch(first_20)[0])
 
 
-def test_characters_can_be_set_aside_for_validation(tmp_path: Path) -> None:
+def test_characters_can_be_held_out_for_validation(tmp_path: Path) -> None:
     write_characters(tmp_path)
     data = load_dataset(
         "omniglot-episodes",
@@ -125,17 +125,17 @@ def test_characters_can_be_set_aside_for_validation(tmp_path: Path) -> None:
         validation_share=0.34,
     )
     assert data.validation is not None
-    places = [
-        {tuple(place[-2:]) for place in part.fetch(torch.arange(100))[0].nonzero().tolist()}
+    positions = [
+        {tuple(position[-2:]) for position in part.fetch(torch.arange(100))[0].nonzero().tolist()}
         for part in (data.train, data.validation)
     ]
-    assert (len(places[0]), len(places[1])) == (4, 2)
-    assert not places[0] & places[1]
+    assert (len(positions[0]), len(positions[1])) == (4, 2)
+    assert not positions[0] & positions[1]
     with pytest.raises(ValueError, match=r"validation_share must be in \[0, 1\)"):
         load_dataset("omniglot-episodes", tmp_path, validation_share=1.0)
 
 
-def test_an_archive_that_was_unpacked_in_part_is_refused(tmp_path: Path) -> None:
+def test_an_incomplete_folder_raises(tmp_path: Path) -> None:
     write_characters(tmp_path)
     (tmp_path / "omniglot-py/images_background/Greek/character00/0.png").unlink()
     with pytest.raises(DataFileError, match="3 to 4 drawings"):

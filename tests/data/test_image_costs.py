@@ -1,4 +1,4 @@
-"""What decoding an image file may cost, whatever the file says of itself."""
+"""Limits for the time and memory of decoding an image file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PNG_GRAY, PNG_RGB = 0, 2
 
 
 def write_png(path: Path, size: tuple[int, int], color: int = PNG_GRAY, depth: int = 8) -> Path:
-    """A PNG of one color of any width and height, made without its pixels in memory."""
+    """Write a PNG of one color and any size without its pixels in memory."""
     width, height = size
     packer = zlib.compressobj(9)
     row = b"\0" + b"\x55" * (width * depth * (3 if color == PNG_RGB else 1) // 8)
@@ -38,8 +38,8 @@ def write_png(path: Path, size: tuple[int, int], color: int = PNG_GRAY, depth: i
     return path
 
 
-def formerly(path: Path, framing: Framing, *, is_gray: bool = False) -> torch.Tensor:
-    """The whole image scaled until it covers the frame, then cut, by Pillow alone."""
+def framed_by_pillow(path: Path, framing: Framing, *, is_gray: bool = False) -> torch.Tensor:
+    """Scale the whole image with Pillow until it covers the frame, then crop it."""
     with Image.open(path) as opened:
         image = opened.convert("L" if is_gray else "RGB")
     assert framing.size is not None
@@ -56,24 +56,22 @@ def formerly(path: Path, framing: Framing, *, is_gray: bool = False) -> torch.Te
 @pytest.mark.parametrize(
     "size", [(28, 28), (32, 48), (481, 321), (7, 90), (90, 7), (5, 5), (1, 8), (300, 24)]
 )
-def test_images_of_ordinary_shapes_are_framed_as_before(
-    tmp_path: Path, size: tuple[int, int], framing: Framing
-) -> None:
+def test_framing_matches_pillow(tmp_path: Path, size: tuple[int, int], framing: Framing) -> None:
     path = tmp_path / "image.png"
     Image.fromarray(random_bytes(*size, 3)).save(path)
     for is_gray in (True, False):
-        found = read_image(path, framing, is_gray=is_gray)
-        assert torch.equal(found, formerly(path, framing, is_gray=is_gray))
+        result = read_image(path, framing, is_gray=is_gray)
+        assert torch.equal(result, framed_by_pillow(path, framing, is_gray=is_gray))
 
 
 @pytest.mark.parametrize("size", [(3, 700), (2, 4001), (900, 3), (500, 1), (1, 3000)])
 @pytest.mark.parametrize("framing", [Framing.make(8), Framing.make((12, 9)), Framing.make(6, 10)])
-def test_very_long_images_are_framed_as_before_to_a_gray_level(
+def test_framing_of_very_long_images_matches_pillow_within_one_level(
     tmp_path: Path, size: tuple[int, int], framing: Framing
 ) -> None:
     path = tmp_path / "image.png"
     Image.fromarray(random_bytes(*size, 3)).save(path)
-    difference = read_image(path, framing).int() - formerly(path, framing).int()
+    difference = read_image(path, framing).int() - framed_by_pillow(path, framing).int()
     assert int(difference.abs().max()) <= 1
 
 
@@ -83,21 +81,21 @@ def test_maps_of_very_long_images_keep_their_labels() -> None:
     assert np.asarray(framed).tolist() == [[200] * 8] * 8
 
 
-def test_framing_a_long_image_makes_nothing_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scaled as a whole, this image would have 8 × 1,600,000 pixels."""
-    made: list[int] = []
+def test_framing_a_long_image_makes_no_large_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it were scaled completely, this image would have 8 × 1,600,000 pixels."""
+    sizes: list[int] = []
     resize = Image.Image.resize
 
-    def noted(
+    def recording_resize(
         image: Image.Image, size: tuple[int, int], *args: object, **options: object
     ) -> object:
-        made.append(size[0] * size[1])
+        sizes.append(size[0] * size[1])
         return resize(image, size, *args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Image.Image, "resize", noted)
+    monkeypatch.setattr(Image.Image, "resize", recording_resize)
     for size in ((200_000, 1), (1, 200_000)):
         assert Framing.make(8).apply(Image.new("RGB", size)).size == (8, 8)
-    assert max(made) <= 16 * 8 * 8
+    assert max(sizes) <= 16 * 8 * 8
 
 
 def image_of_mode(mode: str, size: tuple[int, int]) -> Image.Image:
@@ -113,7 +111,7 @@ def image_of_mode(mode: str, size: tuple[int, int]) -> Image.Image:
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA", "I;16"])
 @pytest.mark.parametrize("orientation", [1, 6])
-def test_images_converted_in_pieces_are_those_converted_whole(
+def test_conversion_in_tiles_matches_conversion_at_once(
     tmp_path: Path, mode: str, orientation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exif = Image.Exif()
@@ -136,7 +134,7 @@ TOO_LARGE = {
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
-def test_small_files_of_very_many_pixels_are_refused_before_they_are_decoded(
+def test_small_files_with_many_pixels_are_rejected_before_decoding(
     tmp_path: Path, name: str
 ) -> None:
     path = write_png(tmp_path / name, TOO_LARGE[name])
@@ -154,9 +152,7 @@ def test_small_files_of_very_many_pixels_are_refused_before_they_are_decoded(
         decode_image(path.read_bytes(), framing=Framing.make(8))
 
 
-def test_a_larger_file_may_have_more_pixels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_larger_files_may_have_more_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("equilibria.data.image_files.DECODED_BYTES", 1000)
     monkeypatch.setattr("equilibria.data.image_files.SMALL_FILE", 100)
     flat, noise = tmp_path / "flat.png", tmp_path / "noise.png"
@@ -167,8 +163,8 @@ def test_a_larger_file_may_have_more_pixels(
         read_image(flat)
 
 
-def test_a_jpeg_of_very_many_scans_is_refused(tmp_path: Path) -> None:
-    """Each scan passes over all coefficients: 3,000 of them in a file of 0.4 MB took 27 seconds."""
+def test_a_jpeg_with_many_scans_is_rejected(tmp_path: Path) -> None:
+    """Each scan visits all coefficients; decoding 3,000 scans in 0.4 MB would take 27 seconds."""
     path = tmp_path / "scans.jpg"
     Image.new("RGB", (1200, 1200), (9, 99, 200)).save(path, progressive=True)
     content = path.read_bytes()
@@ -179,7 +175,7 @@ def test_a_jpeg_of_very_many_scans_is_refused(tmp_path: Path) -> None:
         read_image(path, Framing.make(8))
 
 
-def test_a_tiff_with_a_tile_far_larger_than_its_image_is_refused(tmp_path: Path) -> None:
+def test_a_tiff_with_a_huge_tile_is_rejected(tmp_path: Path) -> None:
     tags = [(256, 16), (257, 16), (258, 8), (259, 1), (262, 1), (277, 1)]
     tags += [(322, 20_000), (323, 20_000), (324, 0), (325, 1000)]
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
@@ -190,17 +186,19 @@ def test_a_tiff_with_a_tile_far_larger_than_its_image_is_refused(tmp_path: Path)
         read_image(path)
 
 
-def test_formats_whose_readers_are_slow_or_nested_are_refused(tmp_path: Path) -> None:
-    """A reader of icons decodes another file in the icon, of whatever size that file has."""
+def test_formats_with_nested_images_are_rejected(tmp_path: Path) -> None:
+    """Reading an icon would decode an embedded file of any size."""
     path = tmp_path / "image.png"
     Image.new("RGB", (16, 16)).save(path, format="ICO")
     with pytest.raises(DataFileError, match="cannot be read as an image"):
         read_image(path)
 
 
-def test_photographs_of_few_bytes_and_many_pixels_are_not_restored(tmp_path: Path) -> None:
+def test_restoration_rejects_small_files_with_many_pixels(tmp_path: Path) -> None:
     path = write_png(tmp_path / "flat.png", (2000, 1500))
     result = invoke("restore", path, "--noise", 0.1, "--output", tmp_path / "restored")
     assert result.exit_code == 1
-    assert re.search("2000×1500 pixels in a file of .*: a file", " ".join(result.output.split()))
+    assert re.search(
+        "2000×1500 pixels in a file of .*, more than the limit", " ".join(result.output.split())
+    )
     assert read_image(path, Framing.make(8)).shape == (3, 8, 8)

@@ -1,4 +1,4 @@
-"""RandAugment: each operation against Pillow's, and how they are drawn."""
+"""RandAugment: operations compared with Pillow, and their random choice."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ LEVEL = 1 / 255
 WITHOUT_STRENGTH = {"autocontrast", "equalize"}
 
 
-def chance() -> torch.Generator:
+def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
 def augmented(augmentation: RandAugment, images: Tensor) -> Tensor:
-    return augmentation(images, torch.zeros(len(images)), chance())[0]
+    return augmentation(images, torch.zeros(len(images)), generator())[0]
 
 
 def photographs(samples: int = 3, height: int = 31, width: int = 37) -> Tensor:
-    """Smooth images with some noise, a narrow range of values, at 8-bit levels, in float64."""
+    """Return smooth images with some noise in a narrow range, rounded to 8 bits, in float64."""
     y, x = torch.meshgrid(torch.linspace(0, 3, height), torch.linspace(0, 4, width), indexing="ij")
     phase = torch.rand(samples, 3, 1, 1) * 6
     smooth = 0.45 + 0.25 * torch.sin(x + phase) * torch.cos(y - phase)
@@ -49,41 +49,43 @@ def same(value: float, samples: int = 3) -> Tensor:
     return torch.full((samples,), value, dtype=torch.float64)
 
 
-def test_equalize_is_pillows() -> None:
+def test_equalize_matches_pillow() -> None:
     images = photographs()
     images[2] = 0.2
-    ours = randaugment.equalize(images)
-    for image, one in zip(images, ours, strict=True):
-        torch.testing.assert_close(one, from_pillow(ImageOps.equalize(to_pillow(image))))
-    assert not torch.equal(ours[0], images[0])
+    results = randaugment.equalize(images)
+    for image, result in zip(images, results, strict=True):
+        torch.testing.assert_close(result, from_pillow(ImageOps.equalize(to_pillow(image))))
+    assert not torch.equal(results[0], images[0])
 
 
 @pytest.mark.parametrize("bits", [4, 6, 7, 8])
-def test_posterize_is_pillows(bits: int) -> None:
+def test_posterize_matches_pillow(bits: int) -> None:
     images = photographs()
-    ours = randaugment.posterize(images, same(bits))
-    for image, one in zip(images, ours, strict=True):
-        torch.testing.assert_close(one, from_pillow(ImageOps.posterize(to_pillow(image), bits)))
+    results = randaugment.posterize(images, same(bits))
+    for image, result in zip(images, results, strict=True):
+        torch.testing.assert_close(result, from_pillow(ImageOps.posterize(to_pillow(image), bits)))
 
 
 @pytest.mark.parametrize("level", [0, 100, 130, 255])
-def test_solarize_is_pillows(level: int) -> None:
-    """Pillow inverts from the threshold on, we invert above it."""
+def test_solarize_matches_pillow(level: int) -> None:
+    """Pillow also inverts values equal to the threshold."""
     images = photographs()
-    ours = randaugment.solarize(images, same(level / 255))
-    for image, one in zip(images, ours, strict=True):
-        torch.testing.assert_close(one, from_pillow(ImageOps.solarize(to_pillow(image), level + 1)))
+    results = randaugment.solarize(images, same(level / 255))
+    for image, result in zip(images, results, strict=True):
+        torch.testing.assert_close(
+            result, from_pillow(ImageOps.solarize(to_pillow(image), level + 1))
+        )
 
 
-def test_autocontrast_is_pillows_up_to_its_rounding() -> None:
+def test_autocontrast_matches_pillow_up_to_rounding() -> None:
     images = photographs()
     images[2, 1] = 0.4
-    ours = randaugment.autocontrast(images)
-    for image, one in zip(images, ours, strict=True):
+    results = randaugment.autocontrast(images)
+    for image, result in zip(images, results, strict=True):
         reference = from_pillow(ImageOps.autocontrast(to_pillow(image)))
-        torch.testing.assert_close(one, reference, atol=1.01 * LEVEL, rtol=0)
-    assert float(ours[0].amin()) == 0
-    assert float(ours[0].amax()) == 1
+        torch.testing.assert_close(result, reference, atol=1.01 * LEVEL, rtol=0)
+    assert float(results[0].amin()) == 0
+    assert float(results[0].amax()) == 1
 
 
 @pytest.mark.parametrize(
@@ -96,20 +98,20 @@ def test_autocontrast_is_pillows_up_to_its_rounding() -> None:
     ],
 )
 @pytest.mark.parametrize("factor", [0.0, 0.1, 0.73, 1.0, 1.27, 1.9])
-def test_enhancements_are_pillows_up_to_its_rounding(
+def test_enhancements_match_pillow_up_to_rounding(
     name: str, enhancer: Callable[[Image.Image], ImageEnhance._Enhance], factor: float
 ) -> None:
     images = photographs()
-    ours = OPERATIONS[name](images, same((factor - 1) / 0.9))
-    for image, one in zip(images, ours, strict=True):
+    results = OPERATIONS[name](images, same((factor - 1) / 0.9))
+    for image, result in zip(images, results, strict=True):
         reference = from_pillow(enhancer(to_pillow(image)).enhance(factor))
-        # Two roundings: of what is blended with, and of the result.
+        # Pillow rounds both the base image and the result.
         tolerance = (0.5 * abs(factor - 1) + 1.01) * LEVEL
-        torch.testing.assert_close(one, reference, atol=tolerance, rtol=0)
+        torch.testing.assert_close(result, reference, atol=tolerance, rtol=0)
 
 
-def slowly_moved(image: Tensor, source: Callable[[float, float], tuple[float, float]]) -> Tensor:
-    """Pixel by pixel: the value at the source of its center, black outside."""
+def moved_by_loops(image: Tensor, source: Callable[[float, float], tuple[float, float]]) -> Tensor:
+    """Move an image pixel by pixel; `source` maps the center of a pixel to its source."""
     moved = torch.zeros_like(image)
     height, width = image.shape[1:]
     for row in range(height):
@@ -137,7 +139,7 @@ MOVES = {
     "translate_y": lambda v: lambda x, y: (x, y + 31 * v),
     "rotate": rotation,
 }
-STRONGEST = {
+MAX_VALUES = {
     "shear_x": 0.3,
     "shear_y": 0.3,
     "translate_x": 150 / 331,
@@ -147,28 +149,28 @@ STRONGEST = {
 
 
 @pytest.mark.parametrize("name", MOVES)
-def test_moves_are_those_of_their_formula(name: str) -> None:
+def test_geometric_operations_match_their_formulas(name: str) -> None:
     images = photographs()
     strengths = torch.tensor([0.3043, -0.7923, 0.9977], dtype=torch.float64)
-    values = STRONGEST[name] * strengths
-    ours = OPERATIONS[name](images, strengths)
-    for image, one, value in zip(images, ours, values.tolist(), strict=True):
-        assert torch.equal(one, slowly_moved(image, MOVES[name](value)))
+    values = MAX_VALUES[name] * strengths
+    results = OPERATIONS[name](images, strengths)
+    for image, result, value in zip(images, results, values.tolist(), strict=True):
+        assert torch.equal(result, moved_by_loops(image, MOVES[name](value)))
 
 
 @pytest.mark.parametrize("degrees", [-30.0, 12.3, 90.0])
-def test_rotation_is_pillows(degrees: float) -> None:
+def test_rotation_matches_pillow(degrees: float) -> None:
     images = photographs(height=32, width=32)
-    ours = randaugment.rotate(images, same(degrees))
-    for image, one in zip(images, ours, strict=True):
+    results = randaugment.rotate(images, same(degrees))
+    for image, result in zip(images, results, strict=True):
         reference = from_pillow(to_pillow(image).rotate(degrees))
-        agree = ((one - reference).abs() < 1e-9).all(dim=0)
-        # Pillow's fixed-point coordinates may fall on the other side of a pixel's edge.
+        agree = ((result - reference).abs() < 1e-9).all(dim=0)
+        # Pillow's fixed-point coordinates can be in a neighboring pixel.
         assert float(agree.double().mean()) > 0.995
 
 
 @pytest.mark.parametrize("name", sorted(set(OPERATIONS) - WITHOUT_STRENGTH))
-def test_at_magnitude_zero_nothing_changes(name: str) -> None:
+def test_operations_of_strength_zero_are_the_identity(name: str) -> None:
     images = torch.rand(4, 3, 9, 8)
     images[0] = 1
     assert torch.equal(OPERATIONS[name](images, torch.zeros(4)), images)
@@ -185,7 +187,7 @@ def test_operations_change_images_and_keep_the_range(name: str, strength: float)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_image_is_changed_alike_alone_and_in_a_batch(name: str) -> None:
+def test_results_do_not_depend_on_the_rest_of_the_batch(name: str) -> None:
     images = photographs()
     strengths = torch.tensor([-0.3, 0.3, 0.7], dtype=torch.float64)
     together = OPERATIONS[name](images, strengths)
@@ -194,7 +196,7 @@ def test_an_image_is_changed_alike_alone_and_in_a_batch(name: str) -> None:
         torch.testing.assert_close(alone[0], together[index])
 
 
-def test_fourteen_operations_are_drawn_evenly_with_both_signs() -> None:
+def test_operations_are_drawn_uniformly_with_both_signs() -> None:
     assert len(OPERATIONS) == 14
     image = photographs(1).float()
     changed = augmented(RandAugment(1, magnitude=9), image.expand(2000, -1, -1, -1))
@@ -207,32 +209,35 @@ def test_fourteen_operations_are_drawn_evenly_with_both_signs() -> None:
     )
     nearest, which = distance.min(dim=1)
     assert float(nearest.max()) < 1e-4
-    seen = torch.bincount(which, minlength=28).reshape(14, 2)
-    assert bool(((seen.sum(dim=1) > 95) & (seen.sum(dim=1) < 195)).all())
-    with_sign = {name for name, counts in zip(OPERATIONS, seen, strict=True) if counts.all()}
+    counts_by_sign = torch.bincount(which, minlength=28).reshape(14, 2)
+    assert bool(((counts_by_sign.sum(dim=1) > 95) & (counts_by_sign.sum(dim=1) < 195)).all())
+    with_sign = {
+        name for name, counts in zip(OPERATIONS, counts_by_sign, strict=True) if counts.all()
+    }
     assert with_sign == set(MOVES) | {"brightness", "color", "contrast", "sharpness"}
 
 
-def test_operations_follow_one_another() -> None:
+def test_several_operations_are_applied_in_sequence() -> None:
     images = photographs(64).float()
-    once, thrice = (augmented(RandAugment(operations=n), images) for n in (1, 3))
-    changed_once, changed_thrice = (
-        int(((changed - images).abs().amax(dim=(1, 2, 3)) > 0).sum()) for changed in (once, thrice)
+    once, three_times = (augmented(RandAugment(operations=n), images) for n in (1, 3))
+    changed_once, changed_three_times = (
+        int(((changed - images).abs().amax(dim=(1, 2, 3)) > 0).sum())
+        for changed in (once, three_times)
     )
-    assert changed_thrice > changed_once
+    assert changed_three_times > changed_once
     assert torch.equal(augmented(RandAugment(operations=0), images), images)
 
 
-def test_gray_images_have_no_color_to_change() -> None:
+def test_color_does_not_change_gray_images() -> None:
     images = torch.rand(6, 1, 8, 8)
     assert torch.equal(OPERATIONS["color"](images, torch.full((6,), -0.7)), images)
     assert augmented(RandAugment(), images).shape == images.shape
 
 
-def test_bad_options_are_refused() -> None:
+def test_invalid_options_raise() -> None:
     with pytest.raises(ValueError, match="operations"):
         RandAugment(operations=-1)
-    with pytest.raises(ValueError, match="between 0 and 30"):
+    with pytest.raises(ValueError, match=r"in \[0, 30\]"):
         RandAugment(magnitude=31)
-    with pytest.raises(ValueError, match="gray and RGB"):
+    with pytest.raises(ValueError, match="gray or RGB"):
         augmented(RandAugment(), torch.rand(1, 2, 4, 4))

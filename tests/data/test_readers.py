@@ -1,4 +1,4 @@
-"""Pickled batches are read, and nothing in them is run."""
+"""Pickled batches of CIFAR are read without running code from the file."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ def written(folder: Path, content: bytes) -> Path:
     return path
 
 
-def test_reads_what_python_2_wrote(tmp_path: Path) -> None:
+def test_reads_pickles_of_python_2(tmp_path: Path) -> None:
     batch = cifar_batch(4, 0, labels=[3, 1, 4, 1])
     content = python2_pickle(batch)
-    # The bytes above are indeed a pickle that numpy itself understands.
+    # Check that the bytes are a valid pickle.
     assert np.array_equal(pickle.loads(content, encoding="bytes")[b"data"], batch["data"])
-    found = read_pickle(written(tmp_path, content))
-    assert torch.equal(found["data"], torch.from_numpy(batch["data"]))
-    assert found["labels"] == [3, 1, 4, 1]
-    assert found["filenames"][2] == "2.png"
+    result = read_pickle(written(tmp_path, content))
+    assert torch.equal(result["data"], torch.from_numpy(batch["data"]))
+    assert result["labels"] == [3, 1, 4, 1]
+    assert result["filenames"][2] == "2.png"
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
-def test_reads_what_python_3_writes(tmp_path: Path, protocol: int) -> None:
+def test_reads_pickles_of_python_3(tmp_path: Path, protocol: int) -> None:
     batch = cifar_batch(3, 1, labels=[0, 1, 2])
-    found = read_pickle(written(tmp_path, pickle.dumps(batch, protocol=protocol)))
-    assert torch.equal(found["data"], torch.from_numpy(batch["data"]))
+    result = read_pickle(written(tmp_path, pickle.dumps(batch, protocol=protocol)))
+    assert torch.equal(result["data"], torch.from_numpy(batch["data"]))
 
 
-def test_reads_arrays_in_the_order_of_fortran(tmp_path: Path) -> None:
+def test_reads_arrays_in_column_major_order(tmp_path: Path) -> None:
     array = np.asfortranarray(random_bytes(4, 5))
-    found = read_pickle(written(tmp_path, pickle.dumps({"data": array}, protocol=2)))
-    assert torch.equal(found["data"], torch.from_numpy(np.ascontiguousarray(array)))
+    result = read_pickle(written(tmp_path, pickle.dumps({"data": array}, protocol=2)))
+    assert torch.equal(result["data"], torch.from_numpy(np.ascontiguousarray(array)))
 
 
 class Runs:
-    """Pickles to a call of `function`."""
+    """Object whose pickle calls `function`."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = (function, arguments)
@@ -75,7 +75,7 @@ MALICIOUS = {
 
 
 @pytest.mark.parametrize("attack", MALICIOUS)
-def test_refuses_and_does_not_run(tmp_path: Path, attack: str) -> None:
+def test_malicious_pickles_raise_and_run_nothing(tmp_path: Path, attack: str) -> None:
     mark = tmp_path / "was-run"
     path = written(tmp_path, MALICIOUS[attack](mark))
     with pytest.raises(DataFileError, match=r"data_batch_1.*not a pickled batch") as caught:
@@ -84,15 +84,15 @@ def test_refuses_and_does_not_run(tmp_path: Path, attack: str) -> None:
     assert not mark.exists()
 
 
-def test_the_refused_name_is_told(tmp_path: Path) -> None:
+def test_the_error_names_the_function_that_is_not_allowed(tmp_path: Path) -> None:
     path = written(tmp_path, pickle.dumps({"data": Runs(os.getcwd)}, protocol=2))
-    with pytest.raises(DataFileError, match=r"getcwd.*refused and not run"):
+    with pytest.raises(DataFileError, match=r"getcwd.*not allowed and was not run"):
         read_pickle(path)
 
 
 FOREIGN = {
     "empty": b"",
-    "text": b"<html>not found</html>",
+    "text": b"<html>not result</html>",
     "cut off": python2_pickle(cifar_batch(4, 0, labels=[0] * 4))[:-2000],
     "a list": pickle.dumps([1, 2]),
     "numbers for keys": pickle.dumps({1: 2}),
@@ -105,21 +105,21 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_foreign_files_are_named(tmp_path: Path, kind: str) -> None:
+def test_the_error_names_a_file_that_is_not_a_batch(tmp_path: Path, kind: str) -> None:
     with pytest.raises(DataFileError, match=r"data_batch_1: .*; replace it by a fresh copy"):
         read_pickle(written(tmp_path, FOREIGN[kind]))
 
 
-def test_a_shape_must_fit_its_bytes(tmp_path: Path) -> None:
+def test_the_shape_must_match_the_number_of_bytes(tmp_path: Path) -> None:
     content = pickle.dumps({"data": random_bytes(2, 3)}, protocol=4)
-    lying = content.replace(b"K\x02K\x03\x86", b"K\xffK\xff\x86")
-    assert lying != content
-    with pytest.raises(DataFileError, match="does not have that many bytes"):
-        read_pickle(written(tmp_path, lying))
+    modified = content.replace(b"K\x02K\x03\x86", b"K\xffK\xff\x86")
+    assert modified != content
+    with pytest.raises(DataFileError, match="has a different number of bytes"):
+        read_pickle(written(tmp_path, modified))
 
 
-def test_a_few_bytes_cannot_ask_for_much_memory(tmp_path: Path) -> None:
-    """The unpickler in C makes room for every place up to the one that is written to."""
+def test_a_small_file_cannot_allocate_much_memory(tmp_path: Path) -> None:
+    """The unpickler in C would allocate all memo entries up to the largest index."""
     path = written(tmp_path, b"\x80\x02}r\x00\x00\x00\x01.")
     tracemalloc.start()
     try:
@@ -130,16 +130,16 @@ def test_a_few_bytes_cannot_ask_for_much_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_damage_never_gives_another_error(tmp_path: Path, protocol: int) -> None:
+def test_damaged_pickles_raise_no_other_error(tmp_path: Path, protocol: int) -> None:
     good = pickle.dumps({"data": random_bytes(2, 3), "labels": [1, 2], "b": b"x"}, protocol)
-    chance = random.Random(protocol)
-    refused = 0
+    rng = random.Random(protocol)
+    rejected = 0
     for _ in range(1500):
-        spoilt = bytearray(good)
-        for _ in range(chance.randint(1, 3)):
-            spoilt[chance.randrange(len(spoilt))] = chance.randrange(256)
+        damaged = bytearray(good)
+        for _ in range(rng.randint(1, 3)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
         try:
-            read_pickle(written(tmp_path, bytes(spoilt)))
+            read_pickle(written(tmp_path, bytes(damaged)))
         except DataFileError:
-            refused += 1
-    assert refused > 500
+            rejected += 1
+    assert rejected > 500

@@ -1,4 +1,4 @@
-"""The real data sets, from the folder that EQUILIBRIA_DATA names."""
+"""The real data sets in the folder EQUILIBRIA_DATA."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load(root: Path, name: str, **options: object) -> DataSet:
 
 
 def fingerprint(source: Source) -> str:
-    """Of the first and the last fifty images and their labels."""
+    """Return a digest of the first and the last fifty images and their labels."""
     samples = len(source)
     images, labels = source.fetch(
         torch.cat([torch.arange(50), torch.arange(samples - 50, samples)])
@@ -34,7 +34,7 @@ def per_class(source: Source) -> list[int]:
     return torch.bincount(labels).tolist()
 
 
-FLAT = {
+CLASSIFICATION = {
     "cifar10": ((50_000, 10_000), (3, 32, 32), [5000] * 10, [1000] * 10),
     "fashion-mnist": ((60_000, 10_000), (1, 28, 28), [6000] * 10, [1000] * 10),
     "mnist": (
@@ -53,18 +53,18 @@ FINGERPRINTS = {
 }
 
 
-@pytest.mark.parametrize("name", FLAT)
-def test_sizes_and_classes(real_data: Path, name: str) -> None:
+@pytest.mark.parametrize("name", CLASSIFICATION)
+def test_sizes_and_classes_match_the_publication(real_data: Path, name: str) -> None:
     data = load(real_data, name)
-    sizes, shape, train, test = FLAT[name]
+    sizes, shape, train, test = CLASSIFICATION[name]
     assert (len(data.train), len(data.test)) == sizes
     assert data.image_shape == shape
     assert per_class(data.train) == train
     assert per_class(data.test) == test
 
 
-@pytest.mark.parametrize("name", FLAT)
-def test_the_published_constants_are_those_of_the_pixels(real_data: Path, name: str) -> None:
+@pytest.mark.parametrize("name", CLASSIFICATION)
+def test_published_mean_and_standard_deviation_match_the_pixels(real_data: Path, name: str) -> None:
     data = load(real_data, name)
     total = squares = torch.zeros(data.channels, dtype=torch.double)
     for images, _ in Batches(data.train, 2000):
@@ -78,17 +78,17 @@ def test_the_published_constants_are_those_of_the_pixels(real_data: Path, name: 
 
 
 @pytest.mark.parametrize("name", FINGERPRINTS)
-def test_pixels_and_labels(real_data: Path, name: str) -> None:
-    # As on disk: how pixels are scaled may change with Pillow.
+def test_pixels_and_labels_match_the_recorded_digests(real_data: Path, name: str) -> None:
+    # Without scaling, which depends on the version of Pillow.
     data = load(real_data, name, **({"size": 105} if name == "omniglot" else {}))
     if name == "camvid" and data.image_shape != (3, 90, 120):
-        pytest.skip("NO REAL DATA: this CamVid is of another size than the one fingerprinted")
+        pytest.skip("NO REAL DATA: the images of this CamVid have another size")
     if name == "omniglot" and data.num_classes != 242:
         pytest.skip("NO REAL DATA: this Omniglot is not the two small parts")
     assert (fingerprint(data.train), fingerprint(data.test)) == FINGERPRINTS[name]
 
 
-def test_a_quick_part_is_balanced(real_data: Path) -> None:
+def test_subsets_are_balanced(real_data: Path) -> None:
     data = load(real_data, "cifar10", train_samples=2000, test_samples=500)
     assert per_class(data.train) == [200] * 10
     assert per_class(data.test) == [50] * 10
@@ -98,12 +98,12 @@ def test_camvid(real_data: Path) -> None:
     data = load(real_data, "camvid")
     assert data.validation is not None
     assert (len(data.train), len(data.validation), len(data.test)) == (367, 101, 233)
-    seen = torch.zeros(256, dtype=torch.long)
+    counts = torch.zeros(256, dtype=torch.long)
     for _, maps in Batches(data.train, 64, workers=1):
-        seen += torch.bincount(maps.flatten(), minlength=256)
-    assert seen.nonzero().squeeze(1).tolist() == [*range(11), data.ignore_index]
-    shares = seen[:11] / seen[:11].sum()
-    # Roads, buildings and the sky fill most of a street; poles and cyclists little of it.
+        counts += torch.bincount(maps.flatten(), minlength=256)
+    assert counts.nonzero().squeeze(1).tolist() == [*range(11), data.ignore_index]
+    shares = counts[:11] / counts[:11].sum()
+    # Roads, buildings and the sky cover most of a street scene; poles and cyclists little.
     assert float(shares[[0, 1, 3]].sum()) > 0.6
     assert float(shares[[2, 10]].sum()) < 0.05
 

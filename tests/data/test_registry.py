@@ -1,4 +1,4 @@
-"""Data sets by name, and what is said when one is not there."""
+"""Data sets by name, and errors for missing ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EQUILIBRIA_DATA", raising=False)
 
 
-def test_names() -> None:
+def test_list_datasets_returns_all_names() -> None:
     assert list_datasets() == NAMES
 
 
@@ -56,7 +56,7 @@ PUBLISHED = [name for name in NAMES if name != "folder"]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_cards_say_everything(name: str) -> None:
+def test_cards_are_complete(name: str) -> None:
     card = dataset_card(name)
     assert card.summary
     assert card.license
@@ -72,19 +72,19 @@ def test_cards_say_everything(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["imagenet", "imagenet100", "cityscapes", "celeba", "ffhq"])
-def test_what_must_be_signed_for_is_not_downloaded(name: str) -> None:
+def test_data_sets_with_registration_have_no_downloads(name: str) -> None:
     assert dataset_card(name).downloads == ()
 
 
 def test_the_digits_need_no_folder() -> None:
-    found, known = load_dataset("digits"), load_digits()
-    assert isinstance(found.train, Split)
-    assert torch.equal(found.train.images, known.train.images)
-    assert found.image_shape == (1, 8, 8)
-    assert (found.kind, found.num_classes, found.license) == ("classification", 10, "CC BY 4.0")
+    loaded, expected = load_dataset("digits"), load_digits()
+    assert isinstance(loaded.train, Split)
+    assert torch.equal(loaded.train.images, expected.train.images)
+    assert loaded.image_shape == (1, 8, 8)
+    assert (loaded.kind, loaded.num_classes, loaded.license) == ("classification", 10, "CC BY 4.0")
 
 
-def test_unknown_names_and_options() -> None:
+def test_unknown_names_and_options_raise() -> None:
     with pytest.raises(ValueError, match="unknown data set 'cifar-10'; did you mean 'cifar10'"):
         load_dataset("cifar-10")
     with pytest.raises(TypeError, match=r"data set 'digits'.*color"):
@@ -92,7 +92,7 @@ def test_unknown_names_and_options() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "digits"])
-def test_what_is_missing_is_told(name: str, tmp_path: Path) -> None:
+def test_the_error_describes_missing_files(name: str, tmp_path: Path) -> None:
     card = dataset_card(name)
     with pytest.raises(MissingDataError) as without_root:
         load_dataset(name)
@@ -107,7 +107,7 @@ def test_what_is_missing_is_told(name: str, tmp_path: Path) -> None:
             assert part in str(error.value)
 
 
-def test_the_root_is_the_argument_or_the_variable(
+def test_the_root_is_the_argument_or_the_environment_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_cifar10(tmp_path / "here" / "cifar-10-batches-py")
@@ -120,15 +120,15 @@ def test_the_root_is_the_argument_or_the_variable(
     assert data_root("~/here") == tmp_path / "here"
 
 
-def test_an_incomplete_folder_is_told(tmp_path: Path) -> None:
+def test_the_error_lists_missing_files_of_an_incomplete_folder(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-10-batches-py"
     write_cifar10(folder)
     (folder / "data_batch_3").unlink()
-    with pytest.raises(MissingDataError, match=r"not complete: .*py lacks data_batch_3\*\."):
+    with pytest.raises(MissingDataError, match=r"incomplete: .*py lacks data_batch_3\*\."):
         load_dataset("cifar10", tmp_path)
 
 
-def test_parts_of_a_data_set(tmp_path: Path) -> None:
+def test_subsets_are_balanced_and_depend_on_the_seed(tmp_path: Path) -> None:
     write_cifar10(tmp_path / "cifar-10-batches-py", samples=20)
     data = load_dataset("cifar10", tmp_path, train_samples=30, test_samples=10)
     assert isinstance(data.train, Split)
@@ -145,7 +145,9 @@ def test_parts_of_a_data_set(tmp_path: Path) -> None:
         load_dataset("cifar10", tmp_path, train_samples=101)
 
 
-def test_ones_own_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_data_sets_can_be_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(internals, "_loaders", Registry("data set"))
     monkeypatch.setattr(internals, "_cards", {})
 

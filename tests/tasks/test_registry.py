@@ -85,8 +85,11 @@ def test_default_task_follows_from_the_data(tmp_path: Path) -> None:
     ("option", "message"),
     [
         ("task={name: classificaton}", "did you mean 'classification'"),
-        ("task.options.eps=1", "options are of a task with a name"),
-        ("task={name: classification, label_smoothing: 0.1}", "belongs into task.options"),
+        ("task.options.eps=1", "task.options needs task.name"),
+        (
+            "task={name: classification, label_smoothing: 0.1}",
+            "to task.options",
+        ),
         ("task={name: small-logits, options: {tagret: 1}}", "did you mean 'target'"),
     ],
 )

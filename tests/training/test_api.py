@@ -1,4 +1,4 @@
-"""Train, load, evaluate, predict: one call for one command."""
+"""The functions train, load, evaluate and predict."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_train_returns_what_load_loads(run: Path, tmp_path: Path) -> None:
+def test_train_returns_the_same_model_as_load(run: Path, tmp_path: Path) -> None:
     epochs: list[EpochMetrics] = []
     recipe = load_recipe("digits-opteq", SHORT)
     model = train(recipe, output=tmp_path / "again", device="cpu", on_epoch=epochs.append)
@@ -40,14 +40,14 @@ def test_train_returns_what_load_loads(run: Path, tmp_path: Path) -> None:
     images = load_digits().test.images[:5]
     assert not model.training
     assert torch.equal(model(images), load(run)(images))
-    with pytest.raises(TypeError, match="overrides are for"):
+    with pytest.raises(TypeError, match="overrides need a recipe given by name"):
         train(recipe, "training.epochs=2", output=tmp_path / "other")
 
 
-def test_progress_is_printed_to_stderr_unless_it_is_turned_off(
+def test_progress_is_printed_to_stderr_and_can_be_disabled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train("digits-opteq", *SHORT, output=tmp_path / "told", device="cpu")
+    train("digits-opteq", *SHORT, output=tmp_path / "shown", device="cpu")
     printed = capsys.readouterr()
     assert printed.out == ""
     *summary, epoch = printed.err.splitlines()
@@ -58,13 +58,13 @@ def test_progress_is_printed_to_stderr_unless_it_is_turned_off(
     assert "128 training and 40 test images of 1×8×8, 10 classes" in summary[1]
     assert "1 epoch, batches of 64, adamw, learning rate 0.02 (cosine)" in summary[2]
     assert "Auto to a tolerance of 0.01, gradient OneStep, on cpu" in summary[3]
-    assert summary[4].endswith("told (all settings: config.yaml)")
+    assert summary[4].endswith("shown (all settings: config.yaml)")
     assert epoch.startswith("epoch 1/1  loss ")
     train("digits-opteq", *SHORT, output=tmp_path / "silent", device="cpu", progress=False)
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_loaded_model_knows_its_images(run: Path) -> None:
+def test_a_loaded_model_describes_its_images(run: Path) -> None:
     model = load(run)
     assert model.images.class_names == load_digits().class_names
     assert model.images.image_shape == (1, 8, 8)
@@ -73,15 +73,15 @@ def test_a_loaded_model_knows_its_images(run: Path) -> None:
         load(run, weights="best")
 
 
-def test_a_run_goes_on_only_with_its_own_recipe(run: Path) -> None:
+def test_a_run_resumes_only_with_its_recipe(run: Path) -> None:
     before = load(run).state_dict()
     after = train("digits-opteq", *SHORT, output=run, resume=True, device="cpu").state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    with pytest.raises(ValueError, match="another recipe"):
+    with pytest.raises(ValueError, match="differs from the given recipe"):
         train("digits-opteq", output=run, resume=True)
 
 
-def test_evaluating_a_run_is_evaluating_its_model(run: Path) -> None:
+def test_evaluation_of_a_run_equals_that_of_its_model(run: Path) -> None:
     of_run = evaluate(run)
     model, test = load(run), load_dataset("digits", test_samples=40).test
     for data in (test, Batches(test, 16)):
@@ -90,7 +90,7 @@ def test_evaluating_a_run_is_evaluating_its_model(run: Path) -> None:
         assert of_model.loss == pytest.approx(of_run.loss, rel=1e-6)
     assert evaluate(run, "digits").samples == len(load_digits().test)
     assert evaluate(model, "digits").samples == len(load_digits().test)
-    with pytest.raises(TypeError, match="name the data"):
+    with pytest.raises(TypeError, match="data is missing"):
         evaluate(model)
 
 
@@ -105,30 +105,30 @@ def test_images_are_predicted_from_tensors_and_files(run: Path, tmp_path: Path) 
     from_tensor = predict(model, images, batch_size=2)
     from_files = predict(run, tmp_path)
     labels = model(images).argmax(dim=1)
-    for i, (one, other) in enumerate(zip(from_tensor, from_files, strict=True)):
-        assert isinstance(one, Prediction)
-        assert isinstance(other, Prediction)
-        assert one.label == other.label == model.images.class_names[int(labels[i])]
-        assert one.confidence == pytest.approx(other.confidence, abs=0.01)
-        assert (one.file, other.file) == ("", str(tmp_path / f"{i}.png"))
-        assert one.converged
-        assert one.iterations == other.iterations > 0
-    with pytest.raises(ValueError, match="does not say what size"):
+    for i, (first, second) in enumerate(zip(from_tensor, from_files, strict=True)):
+        assert isinstance(first, Prediction)
+        assert isinstance(second, Prediction)
+        assert first.label == second.label == model.images.class_names[int(labels[i])]
+        assert first.confidence == pytest.approx(second.confidence, abs=0.01)
+        assert (first.file, second.file) == ("", str(tmp_path / f"{i}.png"))
+        assert first.converged
+        assert first.iterations == second.iterations > 0
+    with pytest.raises(ValueError, match="does not describe its images"):
         predict(eq.create_model("opteq-small", in_channels=1), [tmp_path / "0.png"])
 
 
-def test_a_model_without_names_says_the_number_of_a_class() -> None:
+def test_without_class_names_labels_are_numbers() -> None:
     logits = torch.tensor([[0.0, 3.0], [3.0, 0.0]])
-    found = predict(nn.Sequential(nn.Linear(2, 2)), logits)
-    assert {prediction.label for prediction in found} <= {"0", "1"}  # type: ignore[union-attr]
-    assert all(prediction.iterations is None for prediction in found)
+    results = predict(nn.Sequential(nn.Linear(2, 2)), logits)
+    assert {prediction.label for prediction in results} <= {"0", "1"}  # type: ignore[union-attr]
+    assert all(prediction.iterations is None for prediction in results)
 
 
-def test_a_segmenter_gives_a_class_to_every_pixel() -> None:
+def test_a_segmentation_model_predicts_a_class_per_pixel() -> None:
     model = eq.create_model("fcn-segmentation", num_classes=3, in_channels=3)
-    (found,) = predict(model, torch.rand(1, 3, 32, 48))
-    assert isinstance(found, ClassMap)
-    assert found.classes.shape == (32, 48)
+    (results,) = predict(model, torch.rand(1, 3, 32, 48))
+    assert isinstance(results, ClassMap)
+    assert results.classes.shape == (32, 48)
     assert model.training
     with pytest.raises(ValueError, match="no labelled pixel"):
         evaluate(model, [], task=Segmentation())

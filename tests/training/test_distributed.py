@@ -1,4 +1,4 @@
-"""Two processes train as one does: they are started once, and leave all they found in files."""
+"""Training with two processes; they run once and store all results in files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [
 
 EPOCHS = 4
 SAMPLES = 41
-"""In batches of 20: the last one has a sample for the first process and none for the second."""
+"""With batches of 20, the last batch has one sample for the first process, none for the second."""
 
 NARROW: dict[str, Any] = {"channels": 8, "widths": (8, 12)}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -42,7 +42,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "MDEQ": ("mdeq-small", {"channels": (4, 8)}),
     "monDEQ": ("mondeq-small", {"channels": 8}),
     "residual network": ("resnet-small", {}),
-    # The tolerances bound how much the step size, one for all samples of a process, may matter.
+    # Processes choose different step sizes; tight tolerances bound the effect on the results.
     "Neural ODE": (
         "node-small",
         {"filters": 8, "activation": "softplus", "rtol": 1e-5, "atol": 1e-5},
@@ -70,10 +70,10 @@ def train_model(
     *,
     epochs: int = EPOCHS,
 ) -> dict[str, Any]:
-    """The losses of every step, the metrics and what the model has become.
+    """Train a model; return the losses of all steps, the metrics and the weights.
 
-    In double precision: sums over processes are rounded otherwise than those of one, and batch
-    norms that see few pixels amplify that, in single precision to 2e-3 of the loss within 20 steps.
+    The training is in double precision. Sums over processes have other rounding errors, which batch
+    norms over few pixels amplify; in single precision the loss would differ by 2e-3 after 20 steps.
     """
     torch.manual_seed(0)
     model = eq.create_model(name, in_channels=1, **options).double()
@@ -107,11 +107,11 @@ def with_label_maps(data: Split) -> Split:
 
 
 def use_norm(norm: nn.Module, x: Tensor) -> dict[str, Any]:
-    """Two training passes, and derivatives of the first and second order."""
+    """Run two training passes; return outputs, first and second derivatives, and statistics."""
     x = x.clone().requires_grad_()
     norm(x.detach() * 2 + 1)
     y = norm(x)
-    # The loss and its weights are sums over samples: what parts give adds up.
+    # The loss is a sum over samples, so that the results of parts can be added.
     weights = torch.arange(3.0).view(1, 3, 1, 1) + x.detach().cos()
     loss = (weights * y.sin()).sum()
     gradients = torch.autograd.grad(loss, [x, *norm.parameters()], create_graph=True)
@@ -141,55 +141,55 @@ def fresh_norm(name: str) -> nn.Module:
 
 
 def norms_of_parts(group: ProcessGroup) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for parts, sizes in PARTS.items():
         own = whole_batch(sum(sizes)).split(sizes)[group.rank]
         for name in NORMS:
             norm = fresh_norm(name)
             with synchronized_norms([norm], group):
-                found[f"{parts} {name}"] = use_norm(norm, own)
-    lonely = nn.BatchNorm2d(3)
-    with synchronized_norms([lonely], group):
+                results[f"{parts} {name}"] = use_norm(norm, own)
+    single = nn.BatchNorm2d(3)
+    with synchronized_norms([single], group):
         try:
-            lonely(torch.ones(1 - group.rank, 3, 1, 1))
+            single(torch.ones(1 - group.rank, 3, 1, 1))
         except ValueError as error:
-            found["too few"] = str(error)
-    return found
+            results["too few"] = str(error)
+    return results
 
 
 def summed_gradients(group: ProcessGroup) -> dict[str, Any]:
-    """Of parameters that have a gradient in both, in one, in none, and in another type."""
+    """Sum gradients that exist in both processes, in one, in none, and in another dtype."""
     shapes_and_types = [((2, 3), 32), ((4,), 32), ((1,), 32), ((), 64)]
     parameters = [
         nn.Parameter(torch.zeros(shape, dtype=torch.float32 if bits == 32 else torch.float64))
         for shape, bits in shapes_and_types
     ]
     own = group.rank + 1.0
-    for place in (0, 1, 3) if group.leads else (0, 3):
-        parameters[place].grad = torch.full_like(parameters[place], own)
+    for index in (0, 1, 3) if group.leads else (0, 3):
+        parameters[index].grad = torch.full_like(parameters[index], own)
     parameters[0].grad = torch.arange(6.0).view(3, 2).T * own
     group.sum_gradients(parameters)
-    return {str(place): parameter.grad for place, parameter in enumerate(parameters)}
+    return {str(i): parameter.grad for i, parameter in enumerate(parameters)}
 
 
 def work(place: Place, folder: Path) -> None:
     torch.set_num_threads(1)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with joined_group(place, torch.device("cpu")) as group:
         world = weakref.ref(distributed.group.WORLD)
-        found["norms"] = norms_of_parts(group)
-        found["gradients"] = summed_gradients(group)
-        found["total"] = group.total(torch.tensor([group.rank, 5]))
+        results["norms"] = norms_of_parts(group)
+        results["gradients"] = summed_gradients(group)
+        results["total"] = group.total(torch.tensor([group.rank, 5]))
         for family, (name, options) in FAMILIES.items():
-            found[family] = train_model(name, options, group)
+            results[family] = train_model(name, options, group)
         for family, (name, options) in COUPLED.items():
-            with warnings.catch_warnings(record=True) as told:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 result = train_model(name, options, group, epochs=2)
-            of_shares = [w for w in told if w.category is SharedBatchWarning]
-            found[f"coupled {family}"] = {**result, "warnings": len(of_shares)}
-    found["left"] = world() is None
-    torch.save(found, folder / f"{place.rank}.pt")
+            shared = [w for w in caught if w.category is SharedBatchWarning]
+            results[f"coupled {family}"] = {**result, "warnings": len(shared)}
+    results["group destroyed"] = world() is None
+    torch.save(results, folder / f"{place.rank}.pt")
 
 
 def start(rank: int, folder: Path) -> None:
@@ -198,24 +198,24 @@ def start(rank: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of the two processes found."""
+    """Results of the two processes."""
     folder = tmp_path_factory.mktemp("together")
     torch.multiprocessing.spawn(start, args=(folder,), nprocs=2)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_two_processes_train_as_one_does(together: list[dict[str, Any]], family: str) -> None:
+def test_two_processes_give_the_results_of_one(together: list[dict[str, Any]], family: str) -> None:
     name, options = FAMILIES[family]
     alone = train_model(name, options, ALONE)
-    first, second = (found[family] for found in together)
+    first, second = (result[family] for result in together)
     assert len(first["losses"]) == 3 * EPOCHS
-    assert second["losses"] == []  # only the first one reports
+    assert second["losses"] == []  # Only the first process calls the callbacks.
     assert first["losses"] == pytest.approx(alone["losses"], rel=1e-6)
-    for mine, others in zip(alone["metrics"], first["metrics"], strict=True):
-        assert others["accuracy"] == mine["accuracy"]
-        assert others["validation_accuracy"] == mine["validation_accuracy"]
-        assert others["validation_loss"] == pytest.approx(mine["validation_loss"], rel=1e-6)
+    for expected, metrics in zip(alone["metrics"], first["metrics"], strict=True):
+        assert metrics["accuracy"] == expected["accuracy"]
+        assert metrics["validation_accuracy"] == expected["validation_accuracy"]
+        assert metrics["validation_loss"] == pytest.approx(expected["validation_loss"], rel=1e-6)
     for key, value in first["state"].items():
         assert torch.equal(value, second["state"][key]), key
     assert first["state"].keys() == alone["state"].keys()
@@ -223,9 +223,11 @@ def test_two_processes_train_as_one_does(together: list[dict[str, Any]], family:
 
 
 @pytest.mark.parametrize("family", COUPLED)
-def test_what_cannot_be_shared_is_told(together: list[dict[str, Any]], family: str) -> None:
-    """Batch norm inside a cell, regularizers of a batch: no solve waits for another process."""
-    first, second = (found[f"coupled {family}"] for found in together)
+def test_models_that_cannot_be_synchronized_warn(
+    together: list[dict[str, Any]], family: str
+) -> None:
+    """Processes cannot synchronize inside a solve: batch norm in a cell, batch regularizers."""
+    first, second = (result[f"coupled {family}"] for result in together)
     assert (first["warnings"], second["warnings"]) == (1, 1)
     assert len(first["losses"]) == 6
     for key, value in first["state"].items():
@@ -235,33 +237,33 @@ def test_what_cannot_be_shared_is_told(together: list[dict[str, Any]], family: s
 
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("name", NORMS)
-def test_norm_is_that_of_the_whole_batch(
+def test_synchronized_norm_equals_the_norm_of_the_whole_batch(
     together: list[dict[str, Any]], name: str, parts: str
 ) -> None:
     whole = use_norm(fresh_norm(name), whole_batch(sum(PARTS[parts])))
-    found = [process["norms"][f"{parts} {name}"] for process in together]
+    results = [process["norms"][f"{parts} {name}"] for process in together]
 
     def close(actual: Tensor, expected: Tensor) -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
     for key in ("output", "gradient", "second"):
-        close(torch.cat([part[key] for part in found]), whole[key])
-    for place, expected in enumerate(whole["of parameters"]):
-        close(sum(part["of parameters"][place] for part in found), expected)
-    for part in found:
+        close(torch.cat([part[key] for part in results]), whole[key])
+    for i, expected in enumerate(whole["of parameters"]):
+        close(sum(part["of parameters"][i] for part in results), expected)
+    for part in results:
         assert part["state"].keys() == whole["state"].keys()
         for key, expected in whole["state"].items():
             close(part["state"][key], expected)
     if name != "no statistics":
-        close(torch.cat([part["evaluation"] for part in found]), whole["evaluation"])
+        close(torch.cat([part["evaluation"] for part in results]), whole["evaluation"])
 
 
-def test_norm_of_one_value_is_refused(together: list[dict[str, Any]]) -> None:
+def test_batch_norm_of_one_value_raises(together: list[dict[str, Any]]) -> None:
     for process in together:
-        assert "more than one value a channel" in process["norms"]["too few"]
+        assert "more than one value per channel" in process["norms"]["too few"]
 
 
-def test_sums_over_processes(together: list[dict[str, Any]]) -> None:
+def test_sums_over_processes_keep_missing_gradients(together: list[dict[str, Any]]) -> None:
     for process in together:
         assert process["total"].tolist() == [1, 10]
         gradients = process["gradients"]
@@ -272,31 +274,31 @@ def test_sums_over_processes(together: list[dict[str, Any]]) -> None:
         assert gradients["3"].dtype == torch.float64
 
 
-def test_nothing_is_left_of_the_group(together: list[dict[str, Any]]) -> None:
-    """Threads of a group that was kept ran into the interpreter's end, which aborted now and then
-    with "terminate called without an active exception".
-    """
-    assert [process["left"] for process in together] == [True, True]
+def test_the_group_is_destroyed(together: list[dict[str, Any]]) -> None:
+    """Threads of a remaining group can abort the process when the interpreter exits."""
+    assert [process["group destroyed"] for process in together] == [True, True]
 
 
-def test_place_in_the_environment() -> None:
+def test_the_rank_is_read_from_the_environment() -> None:
     variables = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     place = Place.from_environment({**variables, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
     assert place == Place(rank=3, count=4, local_rank=1, local_count=2)
     assert place.threads() >= 1
     assert place.device("cpu") == torch.device("cpu")
-    with pytest.raises(ValueError, match="cpu or cuda"):
+    with pytest.raises(ValueError, match="'cpu' or 'cuda'"):
         place.device("mps")
     assert Place.from_environment({"RANK": "3"}) is None
     assert Place.from_environment({**variables, "RANK": "0", "WORLD_SIZE": "1"}) is None
 
 
-def test_a_batch_too_small_to_share_is_refused() -> None:
+def test_the_batch_size_must_not_be_below_the_number_of_processes() -> None:
     class Three(Processes):
         count = 3
 
     data = load_digits().train.subset(torch.arange(4))
-    with pytest.raises(ValueError, match="3 processes share a batch of 2"):
+    with pytest.raises(
+        ValueError, match="batch_size must be at least 3, the number of processes, got 2"
+    ):
         fit(
             nn.Linear(1, 1),
             Classification(),

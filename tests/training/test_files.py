@@ -1,4 +1,4 @@
-"""Files of a run: whole or not there."""
+"""Files of runs: atomic writes and checksums."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from equilibria.training.files import (
 from equilibria.training.processes import choose_device
 
 
-def test_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_write_atomically_replaces_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomically(path, b"old")
     write_atomically(path, b"new")
@@ -30,29 +30,29 @@ def test_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [path]
 
 
-def half_a_write(path: Path) -> None:
+def interrupted_write(path: Path) -> None:
     with atomic_writer(path) as file:
-        file.write(b"half of it")
+        file.write(b"incomplete")
         raise RuntimeError("power cut")
 
 
-def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
+def test_an_interrupted_write_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomically(path, b"old")
     with pytest.raises(RuntimeError, match="power cut"):
-        half_a_write(path)
+        interrupted_write(path)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_failed_first_write_leaves_no_file(tmp_path: Path) -> None:
+def test_an_interrupted_first_write_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="power cut"):
-        half_a_write(tmp_path / "file")
+        interrupted_write(tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
-def test_weights_come_back(tmp_path: Path, norm: str) -> None:
+def test_weights_are_restored(tmp_path: Path, norm: str) -> None:
     def make() -> torch.nn.Module:
         return eq.create_model("opteq-small", in_channels=1, channels=8, width=8, norm=norm)
 
@@ -61,18 +61,18 @@ def test_weights_come_back(tmp_path: Path, norm: str) -> None:
     model(images)
     save_weights(model, tmp_path / "model.safetensors", {"model": "opteq-small"})
     if norm == "estimate":
-        copy(images)  # The vector of the estimate takes the shape of the first input.
+        copy(images)  # The first input determines the shape of the vector of the power iteration.
     load_weights(copy, tmp_path / "model.safetensors")
     assert torch.equal(model.eval()(images), copy.eval()(images))
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         assert file.metadata()["model"] == "opteq-small"
 
 
-def test_every_flipped_bit_of_weights_is_found(tmp_path: Path) -> None:
-    """One in 120 was. A flip in the name of the checksum leaves none, and right weights."""
+def test_flipped_bits_in_a_weights_file_are_detected(tmp_path: Path) -> None:
+    """Only bits in the name or text of the checksum may pass; the weights are then correct."""
     model, path = torch.nn.Linear(2, 3), tmp_path / "model.safetensors"
     save_weights(model, path, {"model": "linear"})
-    content, silent = path.read_bytes(), 0
+    content, undetected = path.read_bytes(), 0
     for bit in range(8 * len(content)):
         damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -81,19 +81,19 @@ def test_every_flipped_bit_of_weights_is_found(tmp_path: Path) -> None:
             weights = read_weights(path)
         except DamagedFileError:
             continue
-        silent += 1
+        undetected += 1
         for name, value in model.state_dict().items():
             assert torch.equal(weights[name], value), bit
-    assert silent <= 8 * (len("sha256") + 64)
+    assert undetected <= 8 * (len("sha256") + 64)
 
 
-def test_weights_without_a_checksum_still_load(tmp_path: Path) -> None:
+def test_weights_without_a_checksum_can_be_loaded(tmp_path: Path) -> None:
     model, path = torch.nn.Linear(2, 3), tmp_path / "model.safetensors"
     path.write_bytes(save(dict(model.state_dict())))
     assert torch.equal(read_weights(path)["weight"], model.weight)
 
 
-def test_every_flipped_bit_of_sealed_json_is_found() -> None:
+def test_flipped_bits_in_sealed_json_are_detected() -> None:
     data = {"loss": 0.1 + 0.2, "names": ["\u00e4", 'b"'], "none": None, "nested": {"sha256": "x"}}
     text = sealed_json(data)
     assert unsealed(text, "it") == data
@@ -102,18 +102,18 @@ def test_every_flipped_bit_of_sealed_json_is_found() -> None:
         damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
         try:
-            found = unsealed(damaged.decode(), "it")
+            result = unsealed(damaged.decode(), "it")
         except ValueError:
             continue
-        assert {key: found.get(key) for key in data} == data, damaged
+        assert {key: result.get(key) for key in data} == data, damaged
 
 
-def test_json_without_a_checksum_is_refused() -> None:
+def test_json_without_a_checksum_raises() -> None:
     with pytest.raises(DamagedFileError, match=r"results\.json is damaged: its checksum"):
         unsealed('{"accuracy": 0.5}', "results.json")
 
 
-def test_an_error_of_the_system_names_the_file(tmp_path: Path) -> None:
+def test_system_errors_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
 
     def on_a_full_disk() -> None:
@@ -125,14 +125,14 @@ def test_an_error_of_the_system_names_the_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_devices() -> None:
+def test_choose_device() -> None:
     assert choose_device("cpu").type == "cpu"
     assert choose_device("auto").type in ("cpu", "cuda", "mps")
-    with pytest.raises(ValueError, match=r"no device 'abacus' here: use auto or .*cpu"):
+    with pytest.raises(ValueError, match=r"'abacus' is not available: use auto or .*cpu"):
         choose_device("abacus")
 
 
-def test_a_weight_that_two_terms_share_survives_a_file(tmp_path: Path) -> None:
+def test_shared_weights_are_restored(tmp_path: Path) -> None:
     def model() -> eq.EquilibriumLayer:
         W = eq.Dense(12, 16, norm="bound", zeta=0.6)
         energy = eq.Input(eq.Dense(8, 16)) + eq.Quadratic(W)
@@ -146,8 +146,8 @@ def test_a_weight_that_two_terms_share_survives_a_file(tmp_path: Path) -> None:
     assert len(list(loaded.parameters())) == 3
 
 
-def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
-    """Whoever writes them, and however often: safetensors orders metadata at random."""
+def test_equal_weights_give_equal_files(tmp_path: Path) -> None:
+    """safetensors alone writes metadata in random order."""
     model, path = torch.nn.Linear(3, 2), tmp_path / "weights.safetensors"
     written = set()
     for _ in range(20):

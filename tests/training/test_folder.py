@@ -1,4 +1,4 @@
-"""A run folder: nothing in it is lost by a slip, a failure or a kill."""
+"""Run folders: no data are lost by mistakes, failures or interruptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from equilibria.training.recipe import recipe_from_data
 CPU = torch.device("cpu")
 SMALL = {"channels": 4, "width": 4, "pool": 4}
 available = [60]
-"""How many training images there are: tests take some away."""
+"""Number of training images; tests reduce it."""
 
 
 @pytest.fixture(autouse=True)
@@ -63,10 +63,8 @@ def fail(_: object) -> None:
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_run_that_cannot_start_leaves_an_earlier_one_alone(
-    overwrite: bool, tmp_path: Path
-) -> None:
-    """It emptied the folder first, and only then saw the mistake."""
+def test_a_run_that_cannot_start_does_not_change_files(overwrite: bool, tmp_path: Path) -> None:
+    """Mistakes are detected before the folder changes."""
     run = tmp_path / "run"
     train(run)
     before = contents(tmp_path)
@@ -85,9 +83,11 @@ def test_a_run_that_cannot_start_leaves_an_earlier_one_alone(
         assert contents(tmp_path) == before
 
 
-def test_forgetting_resume_is_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_with_a_run_needs_resume_or_overwrite(tmp_path: Path) -> None:
     train(tmp_path)
-    with pytest.raises(RunError, match=r"holds a run already: --resume .* --overwrite .* another"):
+    with pytest.raises(
+        RunError, match=r"already holds a run: .*--resume .* --overwrite .* another"
+    ):
         train(tmp_path)
 
 
@@ -95,20 +95,20 @@ def test_a_run_is_replaced_once_the_new_one_has_a_checkpoint(tmp_path: Path) -> 
     folder = tmp_path / "run"
     train(folder)
     before = contents(folder)
-    seen = []
+    replaced = []
 
     def look(_: object) -> None:
-        seen.append(contents(tmp_path / ".run.replaced") if seen == [] else None)
+        replaced.append(contents(tmp_path / ".run.replaced") if replaced == [] else None)
 
     other = recipe(seed=1)
     train(folder, other, overwrite=True, on_step=look)
-    assert seen[0] == before
+    assert replaced[0] == before
     assert RunFolder(folder).recipe() == other
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.mark.parametrize("end", [stop, fail])
-def test_a_replacement_that_fails_puts_the_earlier_run_back(
+def test_a_failed_replacement_restores_the_earlier_run(
     end: Callable[[object], None], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -120,13 +120,13 @@ def test_a_replacement_that_fails_puts_the_earlier_run_back(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_replacement_that_is_killed_leaves_the_earlier_run(tmp_path: Path) -> None:
-    """As a kill leaves it: put aside, with or without the beginning of the new run."""
+def test_a_killed_replacement_restores_the_earlier_run(tmp_path: Path) -> None:
+    """The earlier run was set aside, and the new run may have started."""
     folder, aside = tmp_path / "run", tmp_path / ".run.replaced"
     train(folder)
     before = contents(folder)
     folder.rename(aside)
-    with pytest.raises(RunError, match="holds a run already"):
+    with pytest.raises(RunError, match="already holds a run"):
         train(folder)
     assert contents(folder) == before
     folder.rename(aside)
@@ -138,7 +138,7 @@ def test_a_replacement_that_is_killed_leaves_the_earlier_run(tmp_path: Path) -> 
     assert contents(folder) == before
 
 
-def test_a_run_that_fails_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_failed_run_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no more"):
         train(tmp_path / "run", on_step=fail)
     assert list(tmp_path.iterdir()) == []
@@ -148,33 +148,33 @@ def test_a_run_that_fails_leaves_no_folder(tmp_path: Path) -> None:
     assert contents(tmp_path) == {}
 
 
-def test_folder_of_other_things_is_refused(tmp_path: Path) -> None:
-    """Any folder with a config.yaml was emptied, that of another program too."""
+def test_a_folder_with_other_files_raises(tmp_path: Path) -> None:
+    """A folder with the config.yaml of another program is not a run."""
     for name in ("report.html", "config.yaml"):
         folder = tmp_path / name.partition(".")[0]
         folder.mkdir()
         precious = folder / name
         precious.write_text("a: year of work")
         for options in ({}, {"overwrite": True}, {"resume": True}):
-            with pytest.raises(FileExistsError, match="no earlier run"):
+            with pytest.raises(FileExistsError, match="files that are not a run"):
                 RunFolder.opened(folder, {}, **options)
         assert contents(folder) == {name: b"a: year of work"}
         with pytest.raises(FileExistsError, match="is a file"):
             RunFolder.opened(precious, {})
 
 
-def test_a_linked_folder_is_replaced_where_it_is(tmp_path: Path) -> None:
-    place, link = tmp_path / "place", tmp_path / "link"
-    place.mkdir()
-    link.symlink_to(place, target_is_directory=True)
+def test_a_run_behind_a_link_is_replaced_in_place(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.mkdir()
+    link.symlink_to(target, target_is_directory=True)
     train(link)
     train(link, recipe(seed=1), overwrite=True)
     assert link.is_symlink()
-    assert RunFolder(place).recipe() == recipe(seed=1)
-    assert {path.name for path in tmp_path.iterdir()} == {"place", "link"}
+    assert RunFolder(target).recipe() == recipe(seed=1)
+    assert {path.name for path in tmp_path.iterdir()} == {"target", "link"}
 
 
-def test_a_kill_before_the_recipe_was_written_is_no_obstacle(tmp_path: Path) -> None:
+def test_leftover_temporary_files_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".run.json.123.tmp").write_text("{")
     train(tmp_path, resume=True)
     (tmp_path / ".config.yaml.99.tmp").write_text("mo")
@@ -183,8 +183,8 @@ def test_a_kill_before_the_recipe_was_written_is_no_obstacle(tmp_path: Path) -> 
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_two_cannot_write_to_one_folder(tmp_path: Path) -> None:
-    """Four of four trials ended with the recipe of one run beside the weights of the other."""
+def test_only_one_process_can_write_to_a_folder(tmp_path: Path) -> None:
+    """Otherwise the recipe of one run could be next to the weights of the other."""
     first = RunFolder.opened(tmp_path, recipe().as_data())
     before = contents(tmp_path)
     for options in ({}, {"resume": True}, {"overwrite": True}):
@@ -195,8 +195,8 @@ def test_two_cannot_write_to_one_folder(tmp_path: Path) -> None:
     train(tmp_path)
 
 
-def test_metrics_come_from_the_checkpoint(tmp_path: Path) -> None:
-    """A kill between the checkpoint and its line lost the line; a broken one those after it."""
+def test_metrics_are_restored_from_the_checkpoint(tmp_path: Path) -> None:
+    """Missing and damaged lines are rewritten on resume."""
     train(tmp_path)
     file = tmp_path / "metrics.jsonl"
     whole = file.read_bytes()
@@ -211,7 +211,7 @@ def test_metrics_come_from_the_checkpoint(tmp_path: Path) -> None:
     assert file.read_bytes() == whole
 
 
-def test_a_damaged_line_of_metrics_is_told_and_the_others_stay(tmp_path: Path) -> None:
+def test_a_damaged_line_of_metrics_is_skipped_with_a_warning(tmp_path: Path) -> None:
     train(tmp_path, recipe(epochs=3))
     run = RunFolder(tmp_path)
     text = run.metrics.read_text().splitlines()
@@ -221,21 +221,21 @@ def test_a_damaged_line_of_metrics_is_told_and_the_others_stay(tmp_path: Path) -
         assert [line["epoch"] for line in run.read_metrics()] == [1, 3]
 
 
-def test_a_recipe_that_was_changed_is_told(tmp_path: Path) -> None:
+def test_a_changed_recipe_is_detected(tmp_path: Path) -> None:
     train(tmp_path)
     run = RunFolder(tmp_path)
     whole = run.config.read_text()
     run.config.write_text(whole.replace("epochs: 2", "epochs: 6"))
-    with pytest.warns(CheckpointWarning, match="not as the run wrote it"):
+    with pytest.warns(CheckpointWarning, match="changed or damaged since the run wrote it"):
         eq.load(tmp_path)
-    with pytest.raises(RunError, match="not as the run wrote it"):
+    with pytest.raises(RunError, match="changed or damaged since the run wrote it"):
         train(tmp_path, recipe(epochs=6), resume=True)
-    train(tmp_path, resume=True)  # The recipe of the beginning is at hand again.
+    train(tmp_path, resume=True)  # The original recipe is accepted.
     assert run.config.read_text() == whole
 
 
-def test_data_that_changed_is_told_on_resume(tmp_path: Path) -> None:
-    """A quarter of the images was gone, and training went on without a word."""
+def test_changed_data_raise_on_resume(tmp_path: Path) -> None:
+    """A run must not continue with a quarter of the images missing."""
     with pytest.raises(RuntimeError, match="no more"):
         train(tmp_path, on_epoch=fail)
     available[0] = 45
@@ -261,8 +261,8 @@ def test_other_images_have_another_fingerprint() -> None:
     assert fingerprint(split) != fingerprint(Split(split.images, labels))
 
 
-def test_a_folder_that_was_deleted_is_an_error(tmp_path: Path) -> None:
-    """The run made it anew, without its recipe, and ended well."""
+def test_a_run_whose_folder_was_deleted_raises(tmp_path: Path) -> None:
+    """The folder must not be created again without its recipe."""
     with pytest.raises(FileNotFoundError, match="run"):
         train(tmp_path / "run", on_epoch=lambda _: shutil.rmtree(tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []
@@ -271,7 +271,7 @@ def test_a_folder_that_was_deleted_is_an_error(tmp_path: Path) -> None:
 def test_a_run_loads_without_its_data(tmp_path: Path) -> None:
     train(tmp_path)
     model = eq.load(tmp_path)
-    available[0] = 0  # so that nobody can look
+    available[0] = 0  # The data are not available.
     again = eq.load(tmp_path)
     assert again.images.class_names == model.images.class_names == tuple("0123456789")
     assert again.images.image_shape == model.images.image_shape == (1, 8, 8)
@@ -279,11 +279,11 @@ def test_a_run_loads_without_its_data(tmp_path: Path) -> None:
     assert again.images.normalization is None
     images = torch.rand(3, 1, 8, 8)
     assert torch.equal(model(images), again(images))
-    labels = [found.label for found in eq.predict(tmp_path, images)]
-    assert labels == [found.label for found in eq.predict(model, images)]
+    labels = [prediction.label for prediction in eq.predict(tmp_path, images)]
+    assert labels == [prediction.label for prediction in eq.predict(model, images)]
 
 
-def test_a_run_without_a_mark_still_resumes_and_loads(tmp_path: Path) -> None:
+def test_a_run_without_run_json_loads_and_resumes(tmp_path: Path) -> None:
     train(tmp_path)
     (tmp_path / "run.json").unlink()
     eq.load(tmp_path)
@@ -291,7 +291,7 @@ def test_a_run_without_a_mark_still_resumes_and_loads(tmp_path: Path) -> None:
     assert RunFolder(tmp_path).facts()["images"]["image_shape"] == [1, 8, 8]
 
 
-def test_damaged_weights_are_an_error(tmp_path: Path) -> None:
+def test_damaged_weights_raise(tmp_path: Path) -> None:
     train(tmp_path)
     for name, weights in (("model", "last"), ("checkpoints/best", "best")):
         file = tmp_path / f"{name}.safetensors"

@@ -1,4 +1,4 @@
-"""The training loop on a small model and few images."""
+"""The training loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from equilibria.training.processes import denormals_as_zero
 
 
 @pytest.fixture(scope="module")
-def few_digits() -> Split:
+def digits() -> Split:
     train = load_digits().train
     return train.subset(torch.arange(120))
 
@@ -34,20 +34,20 @@ def settings(**changes: float) -> TrainingSettings:
     return TrainingSettings(**{**options, **changes})
 
 
-def test_loss_falls(few_digits: Split) -> None:
-    history = fit(small_model(), Classification(), few_digits, settings(epochs=6))
+def test_the_loss_decreases(digits: Split) -> None:
+    history = fit(small_model(), Classification(), digits, settings(epochs=6))
     assert history[-1].loss < 0.7 * history[0].loss
     assert history[-1].accuracy > history[0].accuracy
     assert all(metrics.share_converged == 1 for metrics in history)
 
 
-def test_same_seed_gives_the_same_run(few_digits: Split) -> None:
+def test_results_depend_on_the_seed(digits: Split) -> None:
     def run(seed: int) -> tuple[list[EpochMetrics], Tensor]:
         model = small_model()
         history = fit(
             model,
             Classification(),
-            few_digits,
+            digits,
             settings(epochs=2, seed=seed),
             augmentation=RandomShift(1),
         )
@@ -59,13 +59,13 @@ def test_same_seed_gives_the_same_run(few_digits: Split) -> None:
     assert first[0] != other[0]
 
 
-def test_callbacks_hear_of_every_step_and_epoch(few_digits: Split) -> None:
+def test_callbacks_are_called_for_every_step_and_epoch(digits: Split) -> None:
     epochs: list[EpochMetrics] = []
     steps: list[StepProgress] = []
     history = fit(
         small_model(),
         Classification(),
-        few_digits,
+        digits,
         settings(epochs=2, batch_size=50),
         on_epoch=epochs.append,
         on_step=steps.append,
@@ -77,21 +77,23 @@ def test_callbacks_hear_of_every_step_and_epoch(few_digits: Split) -> None:
     assert [metrics.epoch for metrics in epochs] == [1, 2]
 
 
-def test_a_run_can_end_with_a_step_of_its_last_epoch(few_digits: Split) -> None:
+def test_a_run_can_end_within_its_last_epoch(digits: Split) -> None:
     steps: list[StepProgress] = []
-    chosen = settings(epochs=3, steps=7, batch_size=40)  # three steps an epoch
-    history = fit(small_model(), Classification(), few_digits, chosen, on_step=steps.append)
+    chosen = settings(epochs=3, steps=7, batch_size=40)  # Three steps per epoch.
+    history = fit(small_model(), Classification(), digits, chosen, on_step=steps.append)
     assert [(s.epoch, s.step, s.steps) for s in steps][-2:] == [(2, 6, 7), (3, 7, 7)]
     assert len(history) == 3
-    # The cosine is that of seven steps.
+    # The cosine ends at step seven.
     assert history[-1].learning_rate < history[1].learning_rate < history[0].learning_rate
-    with pytest.raises(ValueError, match="7 steps of 3 an epoch end in epoch 3: set epochs to"):
-        fit(small_model(), Classification(), few_digits, settings(epochs=4, steps=7))
-    with pytest.raises(ValueError, match="leave out steps"):
+    with pytest.raises(
+        ValueError, match="7 steps of 3 per epoch end in epoch 3 of 4: set epochs to 3"
+    ):
+        fit(small_model(), Classification(), digits, settings(epochs=4, steps=7))
+    with pytest.raises(ValueError, match="remove steps"):
         settings(epochs=4, steps=7, continued_at=(2,))
 
 
-def test_non_finite_loss_says_what_to_do(few_digits: Split) -> None:
+def test_a_non_finite_loss_raises_with_a_remedy(digits: Split) -> None:
     model = small_model()
     with torch.no_grad():
         model.head.classifier.bias[0] = torch.nan
@@ -99,29 +101,29 @@ def test_non_finite_loss_says_what_to_do(few_digits: Split) -> None:
         pytest.warns(NonFiniteWeightsWarning, match=r"head\.classifier\.bias"),
         pytest.raises(NonFiniteError, match=r"the loss is nan in epoch 1.*lower the learning rate"),
     ):
-        fit(model, Classification(), few_digits, settings())
+        fit(model, Classification(), digits, settings())
 
 
-def test_weights_that_the_last_step_has_ruined_are_an_error(few_digits: Split) -> None:
-    """No loss sees them any more: the run ended well, with weights of NaN."""
-    one_step = few_digits.subset(torch.arange(40))
-    ruinous = settings(epochs=1, learning_rate=1e3, weight_decay=1e38, warmup_epochs=0)
+def test_non_finite_weights_after_the_last_step_raise(digits: Split) -> None:
+    """No loss is computed with these weights, so that they need a separate check."""
+    one_step = digits.subset(torch.arange(40))
+    diverging = settings(epochs=1, learning_rate=1e3, weight_decay=1e38, warmup_epochs=0)
     with pytest.raises(NonFiniteError, match="the largest weight is"):
-        fit(small_model(), Classification(), one_step, ruinous)
+        fit(small_model(), Classification(), one_step, diverging)
 
 
-def test_images_with_nan_are_an_error(few_digits: Split) -> None:
-    images = few_digits.images.clone()
+def test_images_with_nan_raise(digits: Split) -> None:
+    images = digits.images.clone()
     images[17] = torch.nan
     model = small_model()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with pytest.raises(NonFiniteInputError, match=r"samples 17 hold NaN.*non_finite=drop"):
-        fit(model, Classification(), Split(images, few_digits.labels), settings(batch_size=120))
+    with pytest.raises(NonFiniteInputError, match=r"samples 17 have NaN.*non_finite=drop"):
+        fit(model, Classification(), Split(images, digits.labels), settings(batch_size=120))
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
 
 
 class RootAtZero(Task):
-    """A finite loss with an infinite gradient."""
+    """Task with a finite loss and an infinite gradient."""
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         weight = next(model.parameters())
@@ -129,65 +131,65 @@ class RootAtZero(Task):
         return Outcome({"loss": loss.expand(len(targets))})
 
 
-def test_non_finite_gradient_is_an_error_and_leaves_the_weights(few_digits: Split) -> None:
+def test_a_non_finite_gradient_raises_before_the_weights_change(digits: Split) -> None:
     model = nn.Linear(1, 1)
     before = model.weight.detach().clone()
     with pytest.raises(NonFiniteError, match="the gradient is"):
-        fit(model, RootAtZero(), few_digits, settings())
+        fit(model, RootAtZero(), digits, settings())
     assert torch.equal(model.weight, before)
 
 
-def test_clipping_bounds_the_step(few_digits: Split) -> None:
-    bounded = fit(small_model(), Classification(), few_digits, settings(epochs=2, clip_norm=1e-9))
-    free = fit(small_model(), Classification(), few_digits, settings(epochs=2))
-    # AdamW's steps do not depend on the scale of the gradients unless they sink below its epsilon.
-    assert bounded[-1].loss > free[-1].loss
+def test_clipping_bounds_the_step(digits: Split) -> None:
+    bounded = fit(small_model(), Classification(), digits, settings(epochs=2, clip_norm=1e-9))
+    unbounded = fit(small_model(), Classification(), digits, settings(epochs=2))
+    # AdamW is invariant to the scale of gradients unless they are below its epsilon.
+    assert bounded[-1].loss > unbounded[-1].loss
 
 
-def test_empty_split_is_refused(few_digits: Split) -> None:
-    with pytest.raises(ValueError, match="nothing to train on"):
-        fit(small_model(), Classification(), few_digits.subset(torch.arange(0)), settings())
+def test_empty_training_data_raise(digits: Split) -> None:
+    with pytest.raises(ValueError, match="there are no training samples"):
+        fit(small_model(), Classification(), digits.subset(torch.arange(0)), settings())
 
 
-def test_warm_starts_save_iterations(few_digits: Split) -> None:
-    """Without augmentation and with small steps an equilibrium is where it was an epoch ago."""
+def test_warm_starts_save_iterations(digits: Split) -> None:
+    """Without augmentation and with small steps, equilibria change little between epochs."""
     options = {"epochs": 3, "learning_rate": 1e-5, "tolerance": 1e-3}
-    cold = fit(small_model(), Classification(), few_digits, settings(**options))
-    warm = fit(small_model(), Classification(), few_digits, settings(**options, warm_start=True))
+    cold = fit(small_model(), Classification(), digits, settings(**options))
+    warm = fit(small_model(), Classification(), digits, settings(**options, warm_start=True))
     assert warm[0] == cold[0]
     assert warm[2].mean_iterations < 0.5 * cold[2].mean_iterations
     assert warm[2].loss == pytest.approx(cold[2].loss, rel=1e-3)
 
 
-def test_warm_starts_need_one_equilibrium_a_sample(few_digits: Split) -> None:
+def test_warm_starts_need_one_equilibrium_per_sample(digits: Split) -> None:
     class Twice(Classification):
         def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
             return super().training_step(model, inputs.repeat(2, 1, 1, 1), targets.repeat(2))
 
-    with pytest.raises(ValueError, match="warm_start keeps one equilibrium a sample"):
-        fit(small_model(), Twice(), few_digits, settings(epochs=1, warm_start=True))
+    with pytest.raises(ValueError, match="warm_start needs one equilibrium per sample"):
+        fit(small_model(), Twice(), digits, settings(epochs=1, warm_start=True))
 
 
-def test_the_jacobian_term_makes_the_map_contract(few_digits: Split) -> None:
+def test_the_jacobian_penalty_reduces_the_spectral_radius(digits: Split) -> None:
     def contraction(weight: float) -> float:
         model = small_model()
-        fit(model, Classification(), few_digits, settings(epochs=8, jacobian_weight=weight))
+        fit(model, Classification(), digits, settings(epochs=8, jacobian_weight=weight))
         with torch.no_grad():
-            inputs = model.stem(few_digits.images[:20])
-        found = model.layer.solve(inputs)
-        radius = eq.equilibrium.spectral_radius(model.layer.cell, found.state, found.context)
+            inputs = model.stem(digits.images[:20])
+        solution = model.layer.solve(inputs)
+        radius = eq.equilibrium.spectral_radius(model.layer.cell, solution.state, solution.context)
         return float(radius.mean())
 
     assert contraction(100.0) < 0.9 * contraction(0.0)
 
 
-def test_training_leaves_how_a_model_solves_as_it_was(few_digits: Split) -> None:
+def test_training_restores_the_settings_of_the_layers(digits: Split) -> None:
     model = small_model()
     before = model.layer.solving
     fit(
         model,
         Classification(),
-        few_digits,
+        digits,
         settings(
             epochs=1, warm_start=True, jacobian_weight=1.0, tolerance=0.1, gradient="one_step"
         ),
@@ -196,67 +198,67 @@ def test_training_leaves_how_a_model_solves_as_it_was(few_digits: Split) -> None
     assert model.layer.solver == before.solver
 
 
-def test_training_leaves_the_random_generator_alone(few_digits: Split) -> None:
+def test_training_does_not_advance_the_random_generator(digits: Split) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
     model = small_model()
     torch.manual_seed(5)
-    fit(model, Classification(), few_digits, settings(epochs=1))
+    fit(model, Classification(), digits, settings(epochs=1))
     assert torch.equal(torch.rand(3), expected)
 
 
-def counts_denormals() -> bool:
+def keeps_denormals() -> bool:
     return bool(torch.tensor(torch.finfo(torch.float32).tiny) / 2 > 0)
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_denormal_numbers_count_as_zero_in_training_alone(few_digits: Split, before: bool) -> None:
-    """Backwards too, where they come from: a cotangent of 1e-20 through a weight of 1e-25."""
-    seen: list[bool] = []
+def test_denormals_are_flushed_only_during_training(digits: Split, before: bool) -> None:
+    """This includes the backward pass: a cotangent of 1e-15 times a weight of 1e-25."""
+    observed: list[bool] = []
 
-    class Watched(Classification):
+    class Observing(Classification):
         def training_step(self, model: nn.Module, images: Tensor, labels: Tensor) -> Outcome:
             outcome = super().training_step(model, images, labels)
             leaf = torch.full((1,), 1e-20, requires_grad=True)
             (leaf * 1e-25).backward(torch.full((1,), 1e-15))
             assert leaf.grad is not None
-            seen.extend([counts_denormals(), bool(leaf.grad != 0)])
+            observed.extend([keeps_denormals(), bool(leaf.grad != 0)])
             return outcome
 
     torch.set_flush_denormal(not before)
     try:
-        fit(small_model(), Watched(), few_digits, settings(epochs=1))
-        assert counts_denormals() is before
+        fit(small_model(), Observing(), digits, settings(epochs=1))
+        assert keeps_denormals() is before
     finally:
         torch.set_flush_denormal(False)
-    assert seen
-    assert not any(seen)
+    assert observed
+    assert not any(observed)
 
 
-def test_threads_that_are_started_meanwhile_take_it_over() -> None:
+def test_new_threads_flush_denormals() -> None:
     with denormals_as_zero(), ThreadPoolExecutor(1) as pool:
-        assert not pool.submit(counts_denormals).result()
-    assert counts_denormals()
+        assert not pool.submit(keeps_denormals).result()
+    assert keeps_denormals()
 
 
-def test_images_that_are_not_finite_are_left_out_if_the_settings_say_so(
-    few_digits: Split,
+def test_non_finite_images_can_be_dropped(
+    digits: Split,
 ) -> None:
-    images = few_digits.images.clone()
+    images = digits.images.clone()
     images[[2, 5]] = torch.nan
-    sound = torch.tensor([i for i in range(len(images)) if i not in (2, 5)])
+    finite = torch.tensor([i for i in range(len(images)) if i not in (2, 5)])
     chosen = settings(non_finite="drop", batch_size=len(images))
     model = small_model()
-    with pytest.warns(UserWarning, match=r"left out 2 training samples .*: 2, 5"):
-        (metrics, *_) = fit(model, Classification(), Split(images, few_digits.labels), chosen)
+    with pytest.warns(UserWarning, match=r"skipped 2 training samples .*: 2, 5"):
+        (metrics, *_) = fit(model, Classification(), Split(images, digits.labels), chosen)
     assert torch.isfinite(torch.tensor(metrics.loss))
     assert not non_finite_tensors(model)
     other = small_model()
     (expected, *_) = fit(
         other,
         Classification(),
-        Split(images[sound], few_digits.labels[sound]),
-        settings(batch_size=len(sound)),
+        Split(images[finite], digits.labels[finite]),
+        settings(batch_size=len(finite)),
     )
     assert metrics.loss == pytest.approx(expected.loss, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Settings, parameter groups and the schedule."""
+"""Training settings, parameter groups and learning rate schedules."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from equilibria.training.settings import (
 )
 
 
-def test_biases_and_vectors_do_not_decay() -> None:
+def test_biases_and_vectors_have_no_weight_decay() -> None:
     model = eq.create_model("opteq-small", in_channels=1)
-    decaying, free = parameter_groups(model, 0.1)
-    assert (decaying["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
+    decaying, without_decay = parameter_groups(model, 0.1)
+    assert (decaying["weight_decay"], without_decay["weight_decay"]) == (0.1, 0.0)
     assert all(parameter.dim() > 1 for parameter in decaying["params"])
-    assert any(parameter is model.head.classifier.bias for parameter in free["params"])
+    assert any(parameter is model.head.classifier.bias for parameter in without_decay["params"])
     assert any(parameter is model.head.classifier.weight for parameter in decaying["params"])
-    grouped = {id(p) for group in (decaying, free) for p in group["params"]}
+    grouped = {id(p) for group in (decaying, without_decay) for p in group["params"]}
     assert grouped == {id(p) for p in model.parameters()}
 
 
-def test_frozen_parameters_are_left_out() -> None:
+def test_frozen_parameters_are_in_no_group() -> None:
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
     assert parameter_groups(model, 0.1)[1]["params"] == []
 
 
-def test_decay_shrinks_weights_alone() -> None:
+def test_weight_decay_changes_only_weights() -> None:
     model = nn.Linear(3, 3)
     weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
     optimizer = build_optimizer(
@@ -50,7 +50,7 @@ def shares(steps: int, **settings: object) -> list[float]:
     return [learning_rate_share(chosen, step, 10) for step in range(steps)]
 
 
-def test_cosine_rises_then_falls_to_zero() -> None:
+def test_the_cosine_schedule_warms_up_and_falls_to_zero() -> None:
     rates = shares(101)
     assert rates[:11] == sorted(rates[:11])
     assert rates[10] == 1
@@ -82,7 +82,7 @@ def test_optimizers_by_name(name: str, kind: type[torch.optim.Optimizer]) -> Non
     assert optimizer.param_groups[0].get("momentum", 0.8) == 0.8
 
 
-def test_tolerances_fall_on_a_logarithmic_line() -> None:
+def test_tolerances_are_interpolated_logarithmically() -> None:
     settings = TrainingSettings(epochs=3, tolerance=1e-1, final_tolerance=1e-3)
     assert [settings.tolerance_in(epoch) for epoch in (1, 2, 3)] == pytest.approx(
         [1e-1, 1e-2, 1e-3]
@@ -93,7 +93,7 @@ def test_tolerances_fall_on_a_logarithmic_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [
         {"epochs": 0},
         {"batch_size": 0},
@@ -112,6 +112,6 @@ def test_tolerances_fall_on_a_logarithmic_line() -> None:
         {"gradient": "exact"},
     ],
 )
-def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        TrainingSettings(**{"epochs": 1, **wrong})
+def test_invalid_settings_raise(invalid: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(invalid))):
+        TrainingSettings(**{"epochs": 1, **invalid})

@@ -1,4 +1,4 @@
-"""A recipe for images of one's own: what is chosen, and that it trains."""
+"""The choice of a recipe for images of the user, and its training."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SHORT = (
 )
 
 
-def assert_same_weights(one: Path, other: Path) -> None:
-    weights = [read_weights(RunFolder(run).weights) for run in (one, other)]
+def assert_same_weights(first: Path, second: Path) -> None:
+    weights = [read_weights(RunFolder(run).weights) for run in (first, second)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_what_is_chosen_follows_from_the_images(tmp_path: Path) -> None:
+def test_the_recipe_depends_on_the_images(tmp_path: Path) -> None:
     for i in range(60):
         for kind, name in enumerate(KINDS):
             (tmp_path / "wide" / name).mkdir(parents=True, exist_ok=True)
@@ -55,12 +55,12 @@ def test_what_is_chosen_follows_from_the_images(tmp_path: Path) -> None:
         assert recipe.data.in_memory
         assert recipe.data.validation == 0.1
         assert recipe.training.batch_size == 8
-    assert "120 color images of 2 classes, 60×90 in the median" in wide.about
-    assert "1 other files passed over (1 × .txt)" in gray.about
-    assert "A fifth of every class is to test on" in gray.about
+    assert "120 color images of 2 classes, median size 60×90" in wide.about
+    assert "1 other files ignored (1 × .txt)" in gray.about
+    assert "A fifth of every class is held out for tests" in gray.about
 
 
-def test_more_images_take_fewer_epochs_and_larger_batches() -> None:
+def test_more_images_give_fewer_epochs_and_larger_batches() -> None:
     def training(images: int) -> Any:
         return _recipe(_Facts([images // 2] * 2, 32, 32, False), {})["training"]
 
@@ -79,19 +79,19 @@ def test_more_images_take_fewer_epochs_and_larger_batches() -> None:
 )
 def test_the_model_fits_images_of_any_size(height: int, width: int) -> None:
     model = _recipe(_Facts([50, 50], height, width, False), {})["model"]
-    made = eq.create_model(model["name"], in_channels=3, num_classes=2, **model["options"])
-    assert made(torch.rand(2, 3, height, width)).shape == (2, 2)
+    network = eq.create_model(model["name"], in_channels=3, num_classes=2, **model["options"])
+    assert network(torch.rand(2, 3, height, width)).shape == (2, 2)
 
 
-def test_all_of_it_can_be_chosen_otherwise(tmp_path: Path) -> None:
+def test_the_choice_can_be_overridden(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "photos", 4)
-    asked = (
+    requested = (
         "data.options.size=64",
         "training.epochs=3",
         "model.name=opteq-small",
         "data.workers=2",
     )
-    recipe = load_recipe(folder, asked)
+    recipe = load_recipe(folder, requested)
     assert recipe.data.options["size"] == 64
     assert recipe.data.workers == 2
     assert recipe.training.epochs == 3
@@ -102,28 +102,32 @@ def test_all_of_it_can_be_chosen_otherwise(tmp_path: Path) -> None:
         load_recipe(folder, ["training.epoch=3"])
 
 
-def test_a_recipe_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_recipes_take_precedence_over_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_photos(tmp_path / "digits-opteq", 2)
     assert load_recipe("digits-opteq").data.name == "digits"
     assert load_recipe("./digits-opteq").data.name == "folder"
 
 
-def test_a_run_is_not_a_folder_of_images(tmp_path: Path) -> None:
+def test_a_run_folder_raises(tmp_path: Path) -> None:
     (tmp_path / "run.json").touch()
-    with pytest.raises(ValueError, match=r"is a run: go on with .*config\.yaml"):
+    with pytest.raises(ValueError, match=r"is a run: continue it with .*config\.yaml"):
         load_recipe(tmp_path)
 
 
-def test_classes_of_one_image_are_told(tmp_path: Path) -> None:
+def test_classes_with_a_single_image_warn(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "photos", 3)
     (folder / "single").mkdir()
     photo(0, 0).save(folder / "single" / "image.png")
-    with pytest.warns(UserWarning, match="a single image each have single: it is trained on"):
+    with pytest.warns(
+        UserWarning, match="classes with only one image: single. It is used for training"
+    ):
         load_recipe(folder)
 
 
-def test_a_folder_is_trained_on_whatever_the_number_of_workers(tmp_path: Path) -> None:
+def test_training_does_not_depend_on_the_workers(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "photos", 16)
     changes = (*SHORT, "data.in_memory=false", "training.evaluation_batch_size=4")
     runs = {}
@@ -134,8 +138,8 @@ def test_a_folder_is_trained_on_whatever_the_number_of_workers(tmp_path: Path) -
     assert_same_weights(runs[0], runs[2])
 
 
-def test_what_was_written_is_a_recipe_and_goes_on(tmp_path: Path) -> None:
-    """Half-way, with other workers, and where the folder has moved to."""
+def test_a_run_resumes_after_the_folder_has_moved(tmp_path: Path) -> None:
+    """An interrupted run continues with another number of workers and another root."""
     folder = write_photos(tmp_path / "photos", 12)
     whole = tmp_path / "whole"
     eq.train(folder, *SHORT, output=whole, device="cpu")
@@ -162,10 +166,10 @@ def test_what_was_written_is_a_recipe_and_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_memory", ["true", "false"])
-def test_an_unreadable_image_ends_no_training(tmp_path: Path, in_memory: str) -> None:
+def test_training_continues_with_unreadable_images(tmp_path: Path, in_memory: str) -> None:
     folder = write_photos(tmp_path / "photos", 8)
-    broken = folder / KINDS[0] / "image 00.png"
-    broken.write_bytes(broken.read_bytes()[:200])  # The header is sound.
+    damaged = folder / KINDS[0] / "image 00.png"
+    damaged.write_bytes(damaged.read_bytes()[:200])  # The header is intact.
     with pytest.warns(UnreadableImageWarning, match=r"image 00\.png: cannot be read"):
         eq.train(
             folder, *SHORT, f"data.in_memory={in_memory}", output=tmp_path / "run", device="cpu"
@@ -173,7 +177,7 @@ def test_an_unreadable_image_ends_no_training(tmp_path: Path, in_memory: str) ->
     assert len(RunFolder(tmp_path / "run").read_metrics()) == 2
 
 
-def test_images_that_are_gone_end_a_training_with_a_sentence(tmp_path: Path) -> None:
+def test_training_raises_if_all_images_are_gone(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "photos", 8)
     changes = (*SHORT, "data.in_memory=false", "data.workers=0")
 
@@ -182,13 +186,13 @@ def test_images_that_are_gone_end_a_training_with_a_sentence(tmp_path: Path) -> 
 
     with (
         pytest.warns(UnreadableImageWarning),
-        pytest.raises(ValueError, match="not one training image can be read"),
+        pytest.raises(ValueError, match="no training image can be read"),
     ):
         eq.train(folder, *changes, output=tmp_path / "run", device="cpu", on_epoch=remove)
     assert len(RunFolder(tmp_path / "run").read_metrics()) == 1
 
 
-def test_the_images_are_normalized_by_what_was_measured(tmp_path: Path) -> None:
+def test_images_are_normalized_with_measured_statistics(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "photos", 10)
     experiment = Experiment.of(load_recipe(folder, SHORT))
     images, _ = experiment.training.fetch(torch.arange(len(experiment.training)))
@@ -200,17 +204,17 @@ def test_the_images_are_normalized_by_what_was_measured(tmp_path: Path) -> None:
     assert plain.images.normalization is None
 
 
-def test_images_of_ones_own_are_learned(tmp_path: Path) -> None:
-    """By the schedule that is chosen, shortened: bright at the top or at the bottom."""
+def test_the_chosen_recipe_learns(tmp_path: Path) -> None:
+    """The classes are bright at the top and at the bottom; the schedule is shortened."""
     folder = write_photos(tmp_path / "photos", 30)
     model = eq.train(folder, *SHORT, "training.epochs=8", output=tmp_path / "run", device="cpu")
     assert (eq.evaluate(tmp_path / "run").accuracy or 0) > 0.9
     photo(1, 77).save(tmp_path / "new.png")
-    (found,) = eq.predict(model, tmp_path / "new.png")
-    assert found.label == KINDS[1]  # type: ignore[union-attr]
+    (prediction,) = eq.predict(model, tmp_path / "new.png")
+    assert prediction.label == KINDS[1]  # type: ignore[union-attr]
 
 
-def test_a_dataset_of_torch_is_trained_on(tmp_path: Path) -> None:
+def test_map_style_datasets_can_be_trained_on(tmp_path: Path) -> None:
     data = from_dataset(Labelled(30), size=8)
     changes = [change for change in SHORT if "size" not in change]
     model = eq.train(None, *changes, data=data, output=tmp_path / "run", device="cpu")
@@ -218,7 +222,7 @@ def test_a_dataset_of_torch_is_trained_on(tmp_path: Path) -> None:
     assert eq.load(tmp_path / "run").images.image_shape == (3, 8, 8)
     assert eq.evaluate(model, Photos(10)).samples == 10
     assert eq.evaluate(model, data).samples == 6
-    with pytest.raises(MissingDataError, match="given in Python"):
+    with pytest.raises(MissingDataError, match="passed in Python"):
         eq.evaluate(tmp_path / "run")
     before = model.state_dict()
     again = eq.train(
@@ -229,11 +233,11 @@ def test_a_dataset_of_torch_is_trained_on(tmp_path: Path) -> None:
         load_recipe(tmp_path / "run" / "config.yaml"),
         from_dataset(Labelled(28), size=8),
     )
-    with pytest.raises(ValueError, match="training data is not what"):
+    with pytest.raises(ValueError, match="training data has changed"):
         eq.train(recipe, data=other, output=tmp_path / "run", resume=True, device="cpu")
 
 
-def test_a_dataset_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
+def test_a_dataset_replaces_that_of_the_recipe(tmp_path: Path) -> None:
     digits = load_digits().train
     data = TensorDataset(digits.images[:60], digits.labels[:60])
     model = eq.train(
@@ -243,15 +247,15 @@ def test_a_dataset_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
     recipe: Recipe = load_recipe("digits-opteq", ["training.epochs=1"])
     same = eq.train(recipe, data=data, output=tmp_path / "b", device="cpu")
     assert torch.equal(same(digits.images[:3]), model(digits.images[:3]))
-    with pytest.raises(ValueError, match="name a recipe to train"):
+    with pytest.raises(ValueError, match="nothing to train: give a recipe"):
         eq.train(output=tmp_path / "c")
 
 
-def test_another_task_can_be_asked_for(tmp_path: Path) -> None:
+def test_another_task_can_be_chosen(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "photos", 4)
     recipe = load_recipe(folder, ["task.name=adversarial", "task.options.eps=0.1"])
     assert recipe.task.label_smoothing == 0
     assert recipe.data.normalize
-    asked = ("task.name=autoencoder", "model.name=vae-small", "training.epochs=1")
-    pictures = load_recipe(folder, asked)
-    assert not pictures.data.normalize
+    requested = ("task.name=autoencoder", "model.name=vae-small", "training.epochs=1")
+    autoencoder = load_recipe(folder, requested)
+    assert not autoencoder.data.normalize

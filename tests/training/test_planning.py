@@ -1,4 +1,4 @@
-"""Runs that get more epochs, or begin with the weights of another run."""
+"""Runs that are extended by epochs, or initialized with the weights of another run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from equilibria.training import (
     load_recipe,
 )
 from equilibria.training.experiment import Experiment
-from equilibria.training.planning import open_run, plan_run, take_weights
+from equilibria.training.planning import initialize_from, open_run, plan_run
 from equilibria.training.recipe import recipe_from_data
 from equilibria.training.settings import learning_rate_share
 
@@ -44,7 +44,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "polynomial", "step", "constant"])
-def test_a_schedule_is_the_same_up_to_where_it_ended(schedule: str) -> None:
+def test_more_epochs_do_not_change_the_first_part_of_the_schedule(schedule: str) -> None:
     planned = TrainingSettings(epochs=4, schedule=schedule, milestones=(2,), decay=0.2)
     longer = replace(planned, epochs=9, continued_at=(4, 7))
     for step in range(4 * 5):
@@ -64,7 +64,7 @@ def test_a_schedule_is_the_same_up_to_where_it_ended(schedule: str) -> None:
             assert part[0] == pytest.approx(0.2)
 
 
-def test_the_tolerance_stays_where_it_came_to() -> None:
+def test_the_final_tolerance_is_kept_for_more_epochs() -> None:
     planned = TrainingSettings(epochs=3, tolerance=1e-1, final_tolerance=1e-3)
     longer = replace(planned, epochs=5, continued_at=(3,))
     earlier = [planned.tolerance_in(epoch) for epoch in (1, 2, 3)]
@@ -73,20 +73,20 @@ def test_the_tolerance_stays_where_it_came_to() -> None:
 
 
 @pytest.mark.parametrize("ends", [(0,), (5,), (3, 3), (3, 2), (-1,)])
-def test_a_run_is_continued_at_epochs_that_it_has(ends: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="continued_at must hold growing numbers"):
+def test_continued_at_must_be_ascending_epochs_of_the_run(ends: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="continued_at must be ascending numbers"):
         TrainingSettings(epochs=5, continued_at=ends)
 
 
-def test_a_recipe_that_was_never_continued_is_written_as_before() -> None:
+def test_continued_at_is_written_only_if_it_is_set() -> None:
     assert "continued_at" not in recipe().as_data()["training"]
     longer = recipe(epochs=4, continued_at=[2])
     assert longer.as_data()["training"]["continued_at"] == [2]
     assert recipe_from_data(longer.as_data()) == longer
 
 
-def test_more_epochs_are_those_of_one_run(tmp_path: Path) -> None:
-    """Two epochs and then one are, bit for bit, the run that was to be continued all along."""
+def test_two_epochs_and_one_more_equal_three_epochs(tmp_path: Path) -> None:
+    """The results are bitwise equal to those of one run with the same recipe."""
     parts, whole = tmp_path / "parts", tmp_path / "whole"
     eq.train(recipe(), output=parts, device="cpu")
     before = metrics(parts)
@@ -95,16 +95,18 @@ def test_more_epochs_are_those_of_one_run(tmp_path: Path) -> None:
     assert load_recipe(parts / "config.yaml") == recipe(epochs=3, continued_at=[2])
     again = eq.train(recipe(epochs=3, continued_at=[2]), output=whole, device="cpu")
     assert metrics(parts) == metrics(whole)
-    for one, other in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
-        assert torch.equal(one, other)
+    for value, expected in zip(
+        model.state_dict().values(), again.state_dict().values(), strict=True
+    ):
+        assert torch.equal(value, expected)
     assert metrics(parts)[2]["learning_rate"] < 0.1 * recipe().training.learning_rate
-    # It is finished: going on does nothing more.
+    # The run is finished, so that resuming it changes nothing.
     eq.train(output=parts, resume=True, device="cpu")
     assert metrics(parts) == metrics(whole)
     assert RunFolder(parts).is_finished()
 
 
-def test_an_interrupted_run_follows_its_schedule_to_the_end_first(tmp_path: Path) -> None:
+def test_an_interrupted_run_completes_its_schedule_before_more_epochs(tmp_path: Path) -> None:
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
@@ -115,7 +117,7 @@ def test_an_interrupted_run_follows_its_schedule_to_the_end_first(tmp_path: Path
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
 
 
-def test_a_continuation_that_is_interrupted_is_not_finished(tmp_path: Path) -> None:
+def test_an_interrupted_extension_is_not_finished(tmp_path: Path) -> None:
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
@@ -125,61 +127,63 @@ def test_a_continuation_that_is_interrupted_is_not_finished(tmp_path: Path) -> N
         eq.train(output=folder, epochs="+2", device="cpu", on_epoch=interrupt)
     assert not RunFolder(folder).is_finished()
     assert len(metrics(folder)) == 3
-    with pytest.warns(CheckpointWarning, match="its weights after epoch 3 of 4"):
+    with pytest.warns(CheckpointWarning, match="using the weights after epoch 3 of 4"):
         eq.load(folder)
     eq.train(output=folder, resume=True, device="cpu")
     assert RunFolder(folder).is_finished()
     assert len(metrics(folder)) == 4
 
 
-def test_a_kill_between_the_files_of_a_continuation_loses_nothing(tmp_path: Path) -> None:
+def test_a_kill_between_the_files_of_an_extension_is_harmless(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     eq.train(recipe(), output=folder, device="cpu")
     earlier = (folder / "config.yaml").read_bytes()
-    with pytest.raises(ValueError, match="another recipe"):
+    with pytest.raises(ValueError, match="differs from the given recipe"):
         RunFolder.opened(folder, recipe(epochs=3).as_data(), resume=True)
     plan = plan_run(None, [], folder, epochs="+1")
     run = RunFolder.opened(
         folder, plan.recipe.as_data(), resume=True, earlier=plan.earlier.as_data()
     )
     run.close()
-    (folder / "config.yaml").write_bytes(earlier)  # As if it had not been written yet.
+    (folder / "config.yaml").write_bytes(
+        earlier
+    )  # As if the process was killed before it wrote this file.
     eq.train(output=folder, resume=True, device="cpu")
     assert len(metrics(folder)) == 2
     eq.train(output=folder, epochs="+1", device="cpu")
     assert len(metrics(folder)) == 3
 
 
-def test_what_cannot_be_continued_is_told(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_continued_raise(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     for epochs in ("+0", "-1", "1.5", "+", "ten", 0):
-        with pytest.raises(ValueError, match=r"epochs is a number, such as 20, or \+5"):
+        with pytest.raises(ValueError, match=r"epochs must be a number, such as 20, or \+5"):
             eq.train(recipe(), output=folder, epochs=epochs)
     for options in ({"epochs": "+1"}, {"resume": True}):
         with pytest.raises(ValueError, match="there is no run in"):
             eq.train(output=folder, **options)
-    with pytest.raises(ValueError, match="name a recipe to train"):
+    with pytest.raises(ValueError, match="nothing to train: give a recipe"):
         eq.train(output=folder)
     assert not folder.exists()
     eq.train(recipe(), output=folder, epochs=1, device="cpu")
     assert len(metrics(folder)) == 1
-    with pytest.raises(ValueError, match="take one"):
+    with pytest.raises(ValueError, match="use only one of them"):
         eq.train(output=folder, epochs="+1", overwrite=True)
     eq.train(output=folder, epochs=3, resume=True, device="cpu")
-    with pytest.raises(ValueError, match="is one of 3 epochs: it can have more of them"):
+    with pytest.raises(ValueError, match="epochs must be at least 3"):
         eq.train(output=folder, epochs=2, resume=True)
     other = replace(recipe(), task=replace(recipe().task, label_smoothing=0.3))
-    with pytest.raises(ValueError, match="another recipe"):
+    with pytest.raises(ValueError, match="differs from the given recipe"):
         eq.train(other, output=folder, epochs="+1")
     for checkpoint in (folder / "checkpoints").iterdir():
         checkpoint.rename(tmp_path / checkpoint.name)
-    with pytest.raises(ValueError, match="no checkpoint to go on from"):
+    with pytest.raises(ValueError, match="no checkpoint to continue from"):
         eq.train(output=folder, epochs="+1")
     assert len(metrics(folder)) == 3
 
 
 def killed(folder: Path, chosen: Recipe, **options: Any) -> dict[str, bytes]:
-    """Leave a run as a kill before its first checkpoint leaves it; return its files."""
+    """Create a run as if it was killed before its first checkpoint; return its files."""
     plan = plan_run(chosen, [], folder)
     open_run(plan, Experiment.of(plan.recipe), folder, **options).close()
     return {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -188,20 +192,20 @@ def killed(folder: Path, chosen: Recipe, **options: Any) -> dict[str, bytes]:
 def test_a_run_killed_before_its_first_checkpoint_starts_from_the_beginning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It was said that there is no run in the folder."""
+    """A folder without checkpoints is recognized as a run."""
     folder, whole = tmp_path / "run", tmp_path / "whole"
     killed(folder, recipe(seed=4))
     assert not plan_run(recipe(), [], whole, resume=True).from_beginning
     assert plan_run(None, [], folder, resume=True).from_beginning
     eq.train(output=folder, resume=True, device="cpu")
-    told = "was ended before its first checkpoint; it starts from the beginning."
-    assert told in " ".join(capsys.readouterr().err.split())
+    note = "ended before its first checkpoint; it starts from the beginning."
+    assert note in " ".join(capsys.readouterr().err.split())
     eq.train(recipe(seed=4), output=whole, device="cpu", progress=False)
     assert metrics(folder) == metrics(whole)
     assert not plan_run(None, [], folder, resume=True).from_beginning
 
 
-def test_a_restart_that_is_interrupted_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_restart_does_not_change_the_run(tmp_path: Path) -> None:
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
@@ -211,35 +215,37 @@ def test_a_restart_that_is_interrupted_leaves_the_run_as_it_was(tmp_path: Path) 
     for options in ({"resume": True}, {"recipe": recipe(seed=1)}):
         with pytest.raises(KeyboardInterrupt):
             eq.train(output=folder, device="cpu", on_step=interrupt, progress=False, **options)
-        kept = {path.name: path.read_bytes() for path in folder.iterdir()}
-        assert kept == {**before, "notes.txt": b"mine"}
+        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        assert files == {**before, "notes.txt": b"mine"}
 
 
-def test_a_folder_that_cannot_be_resumed_is_refused_and_unchanged(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_resumed_is_not_changed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     before = killed(folder, recipe())
-    with pytest.raises(ValueError, match="has no checkpoint that epochs \\+2 could be added to"):
+    with pytest.raises(ValueError, match=r"has no checkpoint, so that epochs=\+2"):
         eq.train(output=folder, epochs="+2")
     changed = before["config.yaml"].replace(b"epochs: 2", b"epochs: 3")
     (folder / "config.yaml").write_bytes(changed)
-    with pytest.raises(ValueError, match="is not as the run wrote it"):
+    with pytest.raises(ValueError, match="was changed or damaged since the run wrote it"):
         eq.train(output=folder, resume=True)
     assert (folder / "config.yaml").read_bytes() == changed
     other = tmp_path / "other"
     other.mkdir()
-    (other / "config.yaml").write_bytes(before["config.yaml"])  # Without run.json it is no run.
+    (other / "config.yaml").write_bytes(
+        before["config.yaml"]
+    )  # A folder without run.json is not a run.
     with pytest.raises(ValueError, match="there is no run in"):
         eq.train(output=other, resume=True)
     assert [path.name for path in other.iterdir()] == ["config.yaml"]
 
 
-def test_a_finished_run_without_checkpoints_is_not_trained_again(tmp_path: Path) -> None:
-    """`--resume` trained it from the beginning and replaced its weights."""
+def test_a_finished_run_without_checkpoints_cannot_be_resumed(tmp_path: Path) -> None:
+    """`--resume` must not train from the beginning and replace the weights."""
     folder = tmp_path / "run"
     eq.train(recipe(), output=folder, device="cpu", progress=False)
     shutil.rmtree(folder / "checkpoints")
     weights = (folder / "model.safetensors").read_bytes()
-    with pytest.raises(ValueError, match="no checkpoint to go on from"):
+    with pytest.raises(ValueError, match="no checkpoint to continue from"):
         eq.train(output=folder, resume=True)
     assert (folder / "model.safetensors").read_bytes() == weights
 
@@ -251,35 +257,35 @@ def trained(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_run_starts_with_the_weights_of_another(trained: Path, tmp_path: Path) -> None:
+def test_a_run_can_start_from_the_weights_of_another(trained: Path, tmp_path: Path) -> None:
     model = Experiment.of(recipe(seed=3)).model
-    noted = take_weights(model, trained)
-    assert noted["new"] == []
+    origin = initialize_from(model, trained)
+    assert origin["new"] == []
     for name, value in eq.load(trained).state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
     tuned = tmp_path / "tuned"
     eq.train(recipe(learning_rate=1e-12), output=tuned, start_from=trained, device="cpu")
-    begun = json.loads((tuned / "run.json").read_text())["started_from"]
-    assert begun == noted
-    for one, other in zip(eq.load(tuned).parameters(), eq.load(trained).parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
-    # Going on, the run remembers where it comes from, and refuses another beginning.
+    recorded = json.loads((tuned / "run.json").read_text())["started_from"]
+    assert recorded == origin
+    for value, expected in zip(
+        eq.load(tuned).parameters(), eq.load(trained).parameters(), strict=True
+    ):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
+    # A run that continues keeps its origin, and rejects another one.
     eq.train(output=tuned, epochs="+1", device="cpu")
-    assert json.loads((tuned / "run.json").read_text())["started_from"] == noted
+    assert json.loads((tuned / "run.json").read_text())["started_from"] == origin
     with pytest.raises(ValueError, match="was not started from the weights of"):
         eq.train(output=tuned, resume=True, start_from=tuned)
 
 
-def test_a_restart_takes_the_weights_that_the_run_was_first_started_with(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_a_restart_uses_the_original_initial_weights(trained: Path, tmp_path: Path) -> None:
     tuned = tmp_path / "tuned"
     killed(tuned, recipe(learning_rate=1e-12), start_from=trained)
-    noted = json.loads((tuned / "run.json").read_text())["started_from"]
+    origin = json.loads((tuned / "run.json").read_text())["started_from"]
     model = eq.train(output=tuned, resume=True, device="cpu", progress=False)
-    assert json.loads((tuned / "run.json").read_text())["started_from"] == noted
-    for one, other in zip(model.parameters(), eq.load(trained).parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    assert json.loads((tuned / "run.json").read_text())["started_from"] == origin
+    for value, expected in zip(model.parameters(), eq.load(trained).parameters(), strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
     again = tmp_path / "again"
     killed(again, recipe(), start_from=trained)
     eq.train(output=trained, epochs="+1", device="cpu", progress=False)
@@ -287,7 +293,7 @@ def test_a_restart_takes_the_weights_that_the_run_was_first_started_with(
         eq.train(output=again, resume=True)
 
 
-def test_the_layer_of_other_classes_is_new(
+def test_the_last_layer_is_new_for_other_classes(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -302,19 +308,24 @@ def test_the_layer_of_other_classes_is_new(
 
     fewer = replace(recipe(), data=replace(recipe().data, name="three digits"))
     fresh, model = Experiment.of(fewer).model, Experiment.of(fewer).model
-    noted = take_weights(model, trained)
-    assert noted["new"] == ["head.classifier.weight", "head.classifier.bias"]
-    kept = eq.load(trained).state_dict()
+    origin = initialize_from(model, trained)
+    assert origin["new"] == ["head.classifier.weight", "head.classifier.bias"]
+    trained_weights = eq.load(trained).state_dict()
     for name, value in model.state_dict().items():
-        assert torch.equal(value, (fresh.state_dict() if name in noted["new"] else kept)[name])
+        assert torch.equal(
+            value, (fresh.state_dict() if name in origin["new"] else trained_weights)[name]
+        )
     model = eq.train(fewer, output=tmp_path / "fewer", start_from=trained, device="cpu")
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 3)
 
 
-def test_weights_that_do_not_fit_are_named(trained: Path, tmp_path: Path) -> None:
+def test_the_error_names_weights_that_do_not_fit(trained: Path, tmp_path: Path) -> None:
     for changes, message in (
-        ({"channels": 8}, r"stem\.0\.weight is 4 × 1 × 3 × 3 there and 8 × 1 × 3 × 3 here"),
-        ({"stem_depth": 2}, r"do not fit the model: stem\.\S+ is missing there \(and"),
+        (
+            {"channels": 8},
+            r"stem\.0\.weight is 4 × 1 × 3 × 3 in the run, 8 × 1 × 3 × 3 in the model",
+        ),
+        ({"stem_depth": 2}, r"do not fit the model: stem\.\S+ is missing in the run \(and"),
     ):
         options = {**RECIPE["model"]["options"], **changes}
         other = recipe_from_data({**RECIPE, "model": {"name": "opteq-small", "options": options}})

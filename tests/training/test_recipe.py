@@ -1,4 +1,4 @@
-"""Recipes: checked, overridden, printed and read again."""
+"""Recipes: validation, overrides and round trips."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def recipe_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_minimal_recipe_has_defaults_for_the_rest(recipe_file: Path) -> None:
+def test_a_minimal_recipe_has_defaults(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file)
     assert (recipe.model.name, recipe.data.name) == ("opteq-small", "digits")
     assert recipe.training.epochs == 2
@@ -27,12 +27,12 @@ def test_a_minimal_recipe_has_defaults_for_the_rest(recipe_file: Path) -> None:
     assert recipe.data.augmentation == ()
 
 
-def test_what_is_saved_is_the_same_recipe(recipe_file: Path) -> None:
+def test_as_data_can_be_read_again(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file, ["data.augmentation=[{shift: {pixels: 1}}]"])
     assert recipe_from_data(recipe.as_data()) == recipe
 
 
-def test_overrides(recipe_file: Path) -> None:
+def test_overrides_change_values(recipe_file: Path) -> None:
     recipe = load_recipe(
         recipe_file,
         [
@@ -57,29 +57,29 @@ def test_overrides(recipe_file: Path) -> None:
         ("training.epochs=0", "epochs must be at least 1"),
         ("training.schedule=linear", r"training\.schedule"),
         ("data.validation=2", r"validation must be in \[0, 1\)"),
-        ("training.epochs", "an override is key=value"),
-        ("model.name.x=3", "holds a value, not further keys"),
+        ("training.epochs", "an override must be key=value"),
+        ("model.name.x=3", "is a value and has no keys"),
     ],
 )
-def test_mistakes_are_explained(recipe_file: Path, override: str, message: str) -> None:
+def test_invalid_overrides_raise(recipe_file: Path, override: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         load_recipe(recipe_file, [override])
 
 
-def test_files_that_are_no_recipes(tmp_path: Path) -> None:
-    path = tmp_path / "broken.yaml"
+def test_files_that_are_not_recipes_raise(tmp_path: Path) -> None:
+    path = tmp_path / "invalid.yaml"
     path.write_text("model: [")
-    with pytest.raises(RecipeError, match=r"broken\.yaml is not YAML"):
+    with pytest.raises(RecipeError, match=r"invalid\.yaml is not YAML"):
         load_recipe(path)
     path.write_text("just words")
-    with pytest.raises(RecipeError, match="holds no keys"):
+    with pytest.raises(RecipeError, match="has no keys"):
         load_recipe(path)
     with pytest.raises(RecipeError, match="did you mean 'digits-opteq'"):
         load_recipe("digits-optq")
 
 
 @pytest.mark.parametrize("name", list(list_recipes()))
-def test_every_recipe_can_be_followed(name: str) -> None:
+def test_all_recipes_of_the_package_are_valid(name: str) -> None:
     recipe = load_recipe(name)
     assert isinstance(recipe, Recipe)
     assert recipe.about

@@ -1,4 +1,4 @@
-"""An interrupted run goes on to the very same numbers."""
+"""An interrupted run resumes with the results of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -64,38 +64,38 @@ def run(
     return history, model
 
 
-def assert_same_weights(one: nn.Module, other: nn.Module) -> None:
-    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+def assert_same_weights(first: nn.Module, second: nn.Module) -> None:
+    for (name, a), b in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_resumed_run_is_the_same(name: str, optimizer: str, tmp_path: Path) -> None:
+def test_a_resumed_run_gives_the_same_results(name: str, optimizer: str, tmp_path: Path) -> None:
     options = {"optimizer": optimizer, "accumulate": 2}
     whole, model = run(name, None, **options)
     with pytest.raises(KeyboardInterrupt):
         run(name, tmp_path, stop_after=2, **options)
-    torch.manual_seed(99)  # whatever happened in between
+    torch.manual_seed(99)  # The global generator does not matter.
     resumed, again = run(name, tmp_path, **options)
     assert resumed == whole
     assert_same_weights(model, again)
 
 
-def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     whole, model = run("opteq-small", tmp_path)
     resumed, again = run("opteq-small", tmp_path)
     assert resumed == whole
     assert_same_weights(model, again)
 
 
-def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
+def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     run("opteq-small", tmp_path)
     kept = [path.name for path in sorted(tmp_path.iterdir())]
     assert kept == ["best.safetensors", "epoch-00003", "epoch-00004"]
 
 
-def test_the_best_epoch_is_kept(tmp_path: Path) -> None:
+def test_the_weights_of_the_best_epoch_are_kept(tmp_path: Path) -> None:
     history, model = run("opteq-small", tmp_path, learning_rate=0.3)
     scores = [metrics.validation_score for metrics in history]
     assert scores == [metrics.validation_accuracy for metrics in history]
@@ -117,7 +117,7 @@ def test_the_best_epoch_is_kept(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["opteq-small", "mopteq-small"])
-def test_warm_starts_and_jacobian_terms_resume_too(
+def test_warm_starts_and_jacobian_penalties_resume(
     name: str, changes: dict[str, object], tmp_path: Path
 ) -> None:
     whole, model = run(name, None, **changes)
@@ -131,7 +131,7 @@ def test_warm_starts_and_jacobian_terms_resume_too(
 
 
 @pytest.mark.parametrize("file", ["state.pt", "model.safetensors"])
-def test_a_corrupt_checkpoint_falls_back_to_the_one_before(file: str, tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_is_skipped(file: str, tmp_path: Path) -> None:
     whole, model = run("opteq-small", None)
     with pytest.raises(KeyboardInterrupt):
         run("opteq-small", tmp_path, stop_after=3)
@@ -143,7 +143,7 @@ def test_a_corrupt_checkpoint_falls_back_to_the_one_before(file: str, tmp_path: 
     assert_same_weights(model, again)
 
 
-def test_a_half_written_checkpoint_is_not_seen(tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_is_ignored(tmp_path: Path) -> None:
     (tmp_path / ".epoch-00001.123.tmp").mkdir(parents=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -151,7 +151,7 @@ def test_a_half_written_checkpoint_is_not_seen(tmp_path: Path) -> None:
 
 
 def accept(*_: object) -> None:
-    """Any checkpoint will do."""
+    """Accept any checkpoint."""
 
 
 def flip_a_bit(path: Path) -> None:
@@ -160,15 +160,15 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-def seal_anew(folder: Path) -> None:
-    """Write the manifest of a checkpoint for its files as they are now."""
+def update_manifest(folder: Path) -> None:
+    """Rewrite the manifest of a checkpoint for its present files."""
     manifest = unsealed((folder / "manifest.json").read_text(), "manifest.json")
     for name in manifest["files"]:
         manifest["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     (folder / "manifest.json").write_text(sealed_json(manifest))
 
 
-def test_a_checkpoint_without_a_manifest_is_passed_over(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_manifest_is_skipped(tmp_path: Path) -> None:
     whole, model = run("opteq-small", None)
     with pytest.raises(KeyboardInterrupt):
         run("opteq-small", tmp_path, stop_after=3)
@@ -180,7 +180,7 @@ def test_a_checkpoint_without_a_manifest_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["state.pt", "model.safetensors", "manifest.json"])
-def test_a_flipped_bit_falls_back_to_the_checkpoint_before(file: str, tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_flipped_bit_is_skipped(file: str, tmp_path: Path) -> None:
     whole, model = run("opteq-small", None)
     with pytest.raises(KeyboardInterrupt):
         run("opteq-small", tmp_path, stop_after=3)
@@ -192,22 +192,22 @@ def test_a_flipped_bit_falls_back_to_the_checkpoint_before(file: str, tmp_path: 
 
 
 def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
-    """It was loaded half way: a fresh start then began at a loss of 1.31 instead of 2.32."""
+    """A checkpoint is restored completely or not at all."""
     whole, model = run("opteq-small", None)
     run("opteq-small", tmp_path)
     for folder in Checkpoints(tmp_path).present():
         state = torch.load(folder / "state.pt", weights_only=True)
         state["optimizer"]["param_groups"].pop()  # The weights fit, the optimizer does not.
         torch.save(state, folder / "state.pt")
-        seal_anew(folder)
+        update_manifest(folder)
     with pytest.warns(CheckpointWarning, match="parameter groups"):
         again, fresh_start = run("opteq-small", tmp_path)
     assert again == whole
     assert_same_weights(model, fresh_start)
 
 
-def test_new_checkpoints_stay_beside_unreadable_ones_of_later_epochs(tmp_path: Path) -> None:
-    """The highest numbers were kept: epochs 1 and 2 of a new start were deleted as written."""
+def test_new_checkpoints_are_kept_next_to_unreadable_ones_of_later_epochs(tmp_path: Path) -> None:
+    """The newest checkpoints are kept, not those of the highest epochs."""
     run("opteq-small", tmp_path, epochs=4)
     for folder in Checkpoints(tmp_path).present():
         flip_a_bit(folder / "state.pt")
@@ -225,23 +225,23 @@ def test_new_checkpoints_stay_beside_unreadable_ones_of_later_epochs(tmp_path: P
     assert run("opteq-small", tmp_path)[0] == whole
 
 
-def test_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
-    """What pickle would execute is refused."""
+def test_loading_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
+    """Pickles that would call functions are rejected."""
 
-    class Evil:
+    class Malicious:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return (eval, ("1/0",))
 
     run("opteq-small", tmp_path)
     for folder in tmp_path.glob("epoch-*"):
-        torch.save({"optimizer": Evil()}, folder / "state.pt")
-        seal_anew(folder)
+        torch.save({"optimizer": Malicious()}, folder / "state.pt")
+        update_manifest(folder)
     with pytest.warns(CheckpointWarning, match="cannot be read"):
         assert Checkpoints(tmp_path).load(accept) is None
 
 
-def test_gradients_accumulate_to_those_of_the_large_batch() -> None:
-    """Four batches of 5 make the step of one batch of 20 (without batch statistics)."""
+def test_accumulated_gradients_equal_those_of_a_large_batch() -> None:
+    """Without batch statistics, four batches of 5 give the same step as one batch of 20."""
     training, _ = few_digits()
     training = replace(training, images=training.images.double())
 
@@ -266,14 +266,14 @@ def test_gradients_accumulate_to_those_of_the_large_batch() -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
-def test_tolerances_and_the_gradient_rule_are_set() -> None:
+def test_tolerances_and_the_gradient_rule_apply_during_training() -> None:
     training, _ = few_digits()
     model = fresh("opteq-small")
-    own = model.layer.solver.tolerance
-    seen, rules = [], set()
+    default = model.layer.solver.tolerance
+    tolerances, rules = [], set()
 
-    def look(_: object) -> None:
-        seen.append(model.layer.solver.tolerance)
+    def record(_: object) -> None:
+        tolerances.append(model.layer.solver.tolerance)
         rules.add(type(model.layer.gradient))
 
     settings = TrainingSettings(
@@ -288,15 +288,15 @@ def test_tolerances_and_the_gradient_rule_are_set() -> None:
         Classification(),
         training,
         settings,
-        on_step=look,
+        on_step=record,
     )
-    assert seen == pytest.approx([0.1, 0.01])
+    assert tolerances == pytest.approx([0.1, 0.01])
     assert rules == {eq.OneStep}
-    assert model.layer.solver.tolerance == own
+    assert model.layer.solver.tolerance == default
     assert isinstance(model.layer.gradient, eq.Implicit)
 
 
-def test_autocast_trains() -> None:
+def test_training_works_with_autocast() -> None:
     training, validation = few_digits()
     model = fresh("opteq-small")
     settings = TrainingSettings(epochs=2, autocast=True, tolerance=0.05, learning_rate=1e-2)

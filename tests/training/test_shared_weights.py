@@ -1,4 +1,4 @@
-"""A weight that two terms of an energy share is one weight, whatever a model goes through."""
+"""A weight shared by two terms of an energy stays shared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equilibria.training import EpochMetrics
 
 
 class Classifying(eq.EnergyCell):
-    """With the feature Wᵀy, as OptEq."""
+    """Cell with the feature Wᵀy, like OptEq."""
 
     def output(self, state: eq.State, context: eq.Context) -> Tensor:
         assert isinstance(state, Tensor)
@@ -32,7 +32,7 @@ def sharing(
     in_channels: int = 1,
     solving: Any = None,
 ) -> nn.Module:
-    """−½‖Wᵀy‖² + 0.1·L2(Wᵀy), W one operator, or one parameter in two operators."""
+    """Create a model of −½‖Wᵀy‖² + 0.1·L2(Wᵀy) with a shared operator or a shared parameter W."""
     W = other = eq.Conv2d(6, 8, 3, norm="bound", zeta=0.8)
     if as_parameter:
         other = eq.Conv2d.from_tensor(W.kernel, norm="bound", zeta=0.8)
@@ -50,7 +50,7 @@ def sharing(
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model has a name here, and only here."""
+    """Register the models during a test."""
     monkeypatch.setattr(registry._models, "_factories", dict(registry._models._factories))
     monkeypatch.setattr(registry, "_cards", dict(registry._cards))
     eq.register_model("sharing", sharing)
@@ -72,19 +72,19 @@ def kernels(model: Any) -> tuple[nn.Parameter, nn.Parameter]:
 
 
 def assert_shared(model: nn.Module) -> None:
-    one, other = kernels(model)
-    assert one is other
-    assert sum(parameter is one for parameter in model.parameters()) == 1
+    first, second = kernels(model)
+    assert first is second
+    assert sum(parameter is first for parameter in model.parameters()) == 1
 
 
-def assert_equal(one: nn.Module, other: nn.Module) -> None:
-    assert torch.equal(kernels(one)[0], kernels(other)[0])
+def assert_equal(first: nn.Module, second: nn.Module) -> None:
+    assert torch.equal(kernels(first)[0], kernels(second)[0])
     with torch.no_grad():
-        assert torch.equal(one(IMAGES), other(IMAGES))
+        assert torch.equal(first(IMAGES), second(IMAGES))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_copies_and_state_dicts(name: str) -> None:
+def test_copies_and_state_dicts_keep_the_weight_shared(name: str) -> None:
     model = fresh(name)
     assert_shared(model)
     twin = copy.deepcopy(model)
@@ -118,7 +118,7 @@ def test_copies_and_state_dicts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_both_terms_pull_at_the_one_weight(name: str) -> None:
+def test_a_training_step_updates_the_shared_weight(name: str) -> None:
     model = fresh(name).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(IMAGES.double()).square().sum().backward()
@@ -139,7 +139,7 @@ def train(name: str, folder: Path, **options: Any) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_resumes_to_the_same_weight_and_loads(name: str, tmp_path: Path) -> None:
+def test_resumed_and_loaded_models_share_the_weight(name: str, tmp_path: Path) -> None:
     whole = train(name, tmp_path / "whole")
     assert_shared(whole)
 

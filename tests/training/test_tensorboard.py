@@ -1,4 +1,4 @@
-"""The TensorBoard log, read back as TensorBoard reads it."""
+"""The TensorBoard log, read with TensorBoard's reader."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write(folder: Path, *epochs: EpochMetrics) -> None:
 
 
 def read(folder: Path) -> dict[str, dict[int, float]]:
-    """The scalars by tag and step."""
+    """Return the scalars by tag and step."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder))
@@ -50,7 +50,7 @@ def read(folder: Path) -> dict[str, dict[int, float]]:
     }
 
 
-def test_every_number_of_an_epoch_is_in_its_group(tmp_path: Path) -> None:
+def test_all_metrics_of_an_epoch_are_written_in_groups(tmp_path: Path) -> None:
     validated = {"validation_accuracy": 0.25, "validation_loss": 1.5, "validation_score": 0.125}
     metrics = epoch(1, 0.5, **validated)
     write(tmp_path, metrics)
@@ -67,15 +67,15 @@ def test_every_number_of_an_epoch_is_in_its_group(tmp_path: Path) -> None:
         "cost/seconds": {1: 2.0},
         "cost/cpu_seconds": {1: 3.0},
     }
-    assert len(read(tmp_path)) == len(asdict(metrics)) - 1  # All but the number of the epoch.
+    assert len(read(tmp_path)) == len(asdict(metrics)) - 1  # All except the number of the epoch.
 
 
-def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
+def test_missing_metrics_are_omitted(tmp_path: Path) -> None:
     write(tmp_path, epoch(1, 0.5, share_converged=None, mean_iterations=None))
     assert not [tag for tag in read(tmp_path) if tag.startswith(("solver/", "validation/"))]
 
 
-def test_a_resumed_run_replaces_the_epochs_that_it_repeats(tmp_path: Path) -> None:
+def test_a_resumed_run_replaces_repeated_epochs(tmp_path: Path) -> None:
     write(tmp_path, *(epoch(number, 4.0) for number in (1, 2, 3, 4)))
     write(tmp_path, epoch(3, 2.0), epoch(4, 1.0), epoch(5, 0.5))
     assert read(tmp_path)["training/loss"] == {1: 4.0, 2: 4.0, 3: 2.0, 4: 1.0, 5: 0.5}
@@ -100,10 +100,10 @@ def test_a_log_without_an_epoch_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "events").exists()
 
 
-def test_without_the_package_the_error_says_how_to_get_it(
+def test_without_tensorboard_the_error_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The names that an earlier test may have imported; None makes importing them fail.
+    # None makes the import fail, even if an earlier test has imported the package.
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
         monkeypatch.delitem(sys.modules, name)
@@ -111,7 +111,7 @@ def test_without_the_package_the_error_says_how_to_get_it(
         TensorBoardLog(tmp_path)
 
 
-def test_only_a_log_imports_the_package() -> None:
+def test_tensorboard_is_imported_only_by_a_log() -> None:
     code = (
         "import sys, equilibria.training.metrics; "
         "sys.exit('tensorboard' in sys.modules or 'torch.utils.tensorboard' in sys.modules)"

@@ -1,4 +1,4 @@
-"""Tuning: what it measures, what it recommends, and that it changes nothing."""
+"""Tuning: measurements, recommendation, and no effect on the model."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def only(report: TuningReport, rule: type[eq.gradients.GradientRule]) -> list[Me
     return [m for m in report.measurements if isinstance(m.setting.gradient, rule)]
 
 
-def test_every_solver_meets_every_tolerance(report: TuningReport) -> None:
-    met = {
+def test_all_solvers_are_measured_with_all_tolerances(report: TuningReport) -> None:
+    measured = {
         (type(m.setting.solver), m.setting.tolerance)
         for m in report.measurements
         if m.setting.gradient == eq.Implicit()
     }
-    contest = {(solver, t) for solver in (eq.Picard, eq.Anderson) for t in (1e-2, 1e-4)}
-    assert met == contest | {(eq.Auto, 1e-4)}
+    expected = {(solver, t) for solver in (eq.Picard, eq.Anderson) for t in (1e-2, 1e-4)}
+    assert measured == expected | {(eq.Auto, 1e-4)}
 
 
-def test_the_best_solver_meets_every_adjoint_and_a_looser_one(report: TuningReport) -> None:
+def test_the_best_solver_is_measured_with_all_gradient_rules(report: TuningReport) -> None:
     (one_step,), (phantom,), (unrolled,), (loose,) = (
         only(report, eq.OneStep),
         only(report, eq.Phantom),
@@ -69,7 +69,7 @@ def test_the_best_solver_meets_every_adjoint_and_a_looser_one(report: TuningRepo
     assert loose.setting.gradient == eq.Implicit(tolerance=best.tolerance)
 
 
-def test_report_is_sorted_and_holds_the_present_setting(report: TuningReport) -> None:
+def test_the_report_is_sorted_and_has_the_present_setting(report: TuningReport) -> None:
     seconds = [m.seconds for m in report.measurements]
     assert seconds == sorted(seconds)
     assert report.present in report.measurements
@@ -78,7 +78,7 @@ def test_report_is_sorted_and_holds_the_present_setting(report: TuningReport) ->
     assert report.recommended == recommend(report.measurements)
 
 
-def test_exact_gradients_are_found_and_one_step_is_not_exact(report: TuningReport) -> None:
+def test_implicit_gradients_are_accurate_and_one_step_is_not(report: TuningReport) -> None:
     exact = [
         m
         for m in only(report, eq.Implicit)
@@ -93,7 +93,7 @@ def test_exact_gradients_are_found_and_one_step_is_not_exact(report: TuningRepor
     assert one_step.relative_error > max(m.relative_error for m in exact)
 
 
-def test_tighter_solves_have_smaller_errors(report: TuningReport) -> None:
+def test_tighter_tolerances_have_smaller_errors(report: TuningReport) -> None:
     errors = {
         (type(m.setting.solver), m.setting.tolerance): m.relative_error
         for m in report.measurements
@@ -103,7 +103,7 @@ def test_tighter_solves_have_smaller_errors(report: TuningReport) -> None:
         assert errors[solver, 1e-4] < 0.1 * errors[solver, 1e-2]
 
 
-def test_counts_are_those_of_the_model(report: TuningReport, images: Tensor) -> None:
+def test_counts_match_those_of_the_model(report: TuningReport, images: Tensor) -> None:
     for measurement in report.measurements:
         setting = measurement.setting
         model = small_model(solver=setting.solver, gradient=setting.gradient)
@@ -120,13 +120,13 @@ def test_counts_are_those_of_the_model(report: TuningReport, images: Tensor) -> 
             assert measurement.backward_evaluations == setting.gradient.steps
 
 
-def test_backward_count_is_that_of_the_backward_solve(images: Tensor) -> None:
+def test_the_backward_count_matches_the_backward_solve(images: Tensor) -> None:
     weights = torch.rand(4, 10, generator=torch.Generator().manual_seed(2))
 
     def loss(output: Tensor) -> Tensor:
         return (output * weights.to(output)).sum()
 
-    found = tune(
+    result = tune(
         small_model(),
         images,
         loss=loss,
@@ -137,10 +137,10 @@ def test_backward_count_is_that_of_the_backward_solve(images: Tensor) -> None:
     )
     model = small_model()
     loss(model(images)).backward()
-    assert found.present.backward_evaluations == model.last_backward.evaluations
+    assert result.present.backward_evaluations == model.last_backward.evaluations
 
 
-def test_as_many_steps_are_unrolled_as_the_solver_took(report: TuningReport) -> None:
+def test_unrolled_uses_as_many_steps_as_the_solver(report: TuningReport) -> None:
     (unrolled,) = only(report, eq.Unrolled)
     (solved,) = (
         m
@@ -151,7 +151,7 @@ def test_as_many_steps_are_unrolled_as_the_solver_took(report: TuningReport) -> 
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_tuning_changes_nothing(images: Tensor, training: bool) -> None:
+def test_tuning_does_not_change_the_model(images: Tensor, training: bool) -> None:
     model = small_model(strict=True, norm="estimate").train(training)
     model(images).sum().backward()
     before = copy.deepcopy(model.state_dict())
@@ -172,16 +172,16 @@ def test_tuning_changes_nothing(images: Tensor, training: bool) -> None:
         assert torch.equal(parameter.grad, gradient)
 
 
-def test_failed_solves_are_measured_not_raised(images: Tensor) -> None:
+def test_failed_solves_are_measured_without_raising(images: Tensor) -> None:
     model = small_model(strict=True, max_iterations=2, gradient=eq.Implicit(max_iterations=1))
-    found = tune(model, images, solvers=["picard"], tolerances=[1e-6], repeats=1)
-    assert found.present.share_converged == 0
-    assert not found.present.backward_converged
-    assert found.recommended is None
-    assert found.speedup is None
+    result = tune(model, images, solvers=["picard"], tolerances=[1e-6], repeats=1)
+    assert result.present.share_converged == 0
+    assert not result.present.backward_converged
+    assert result.recommended is None
+    assert result.speedup is None
 
 
-def test_a_solution_to_start_from_does_not_count(images: Tensor) -> None:
+def test_warm_starts_are_disabled(images: Tensor) -> None:
     def evaluations(warm_start: bool) -> int | None:
         model = small_model(gradient=eq.Implicit(warm_start=warm_start))
         options = {"solvers": ["picard"], "tolerances": [1e-4], "gradients": ["implicit"]}
@@ -191,8 +191,8 @@ def test_a_solution_to_start_from_does_not_count(images: Tensor) -> None:
 
 
 @pytest.mark.parametrize("adjoint", ["one_step", "unrolled"])
-def test_one_approximate_rule_alone(images: Tensor, adjoint: str) -> None:
-    found = tune(
+def test_a_single_approximate_rule_can_be_tuned(images: Tensor, adjoint: str) -> None:
+    result = tune(
         small_model(),
         images,
         solvers=["picard", "anderson"],
@@ -201,7 +201,7 @@ def test_one_approximate_rule_alone(images: Tensor, adjoint: str) -> None:
         repeats=1,
     )
     rule = type(eq.gradients.get_gradient(adjoint))
-    others = [m for m in found.measurements if m is not found.present]
+    others = [m for m in result.measurements if m is not result.present]
     assert len(others) == 4
     assert all(isinstance(m.setting.gradient, rule) for m in others)
 
@@ -209,8 +209,8 @@ def test_one_approximate_rule_alone(images: Tensor, adjoint: str) -> None:
 def test_the_present_setting_is_measured_once(images: Tensor) -> None:
     model = small_model(solver="picard", tolerance=1e-2)
     options = {"solvers": ["picard"], "tolerances": [1e-2], "gradients": ["implicit"]}
-    found = tune(model, images, repeats=1, **options)
-    assert sorted(overrides(m.setting) for m in found.measurements) == [
+    result = tune(model, images, repeats=1, **options)
+    assert sorted(overrides(m.setting) for m in result.measurements) == [
         "solver=eq.Picard(tolerance=0.01), gradient=eq.Implicit()",
         "solver=eq.Picard(tolerance=0.01), gradient=eq.Implicit(tolerance=0.01)",
     ]
@@ -218,7 +218,7 @@ def test_the_present_setting_is_measured_once(images: Tensor) -> None:
 
 def test_progress_ends_at_its_total(images: Tensor) -> None:
     calls: list[tuple[int, int]] = []
-    found = tune(
+    result = tune(
         small_model(),
         images,
         solvers=["picard"],
@@ -227,18 +227,18 @@ def test_progress_ends_at_its_total(images: Tensor) -> None:
         on_progress=lambda done, total: calls.append((done, total)),
     )
     assert [done for done, _ in calls] == list(range(1, len(calls) + 1))
-    assert calls[-1] == (2 * len(found.measurements), 2 * len(found.measurements))
+    assert calls[-1] == (2 * len(result.measurements), 2 * len(result.measurements))
 
 
-def test_a_layer_alone_can_be_tuned() -> None:
+def test_a_layer_can_be_tuned() -> None:
     layer = eq.EquilibriumLayer(
         eq.Input(eq.Dense(3, 5)) + eq.Quadratic(eq.Dense(4, 5, norm="bound", zeta=0.5))
     )
-    found = tune(layer, torch.randn(6, 3), solvers=["picard"], tolerances=[1e-3], repeats=1)
-    assert found.recommended is not None
+    result = tune(layer, torch.randn(6, 3), solvers=["picard"], tolerances=[1e-3], repeats=1)
+    assert result.recommended is not None
 
 
-def test_overrides_make_the_setting() -> None:
+def test_overrides_evaluate_to_the_setting() -> None:
     setting = eq.Solving(
         eq.Anderson(tolerance=1e-4, max_iterations=50), eq.Unrolled(steps=7, checkpoint=2)
     )
@@ -267,34 +267,37 @@ FLAWED = [
 ]
 
 
-def test_the_fastest_that_qualifies_is_recommended() -> None:
+def test_the_fastest_qualifying_measurement_is_recommended() -> None:
     faster = replace(GOOD, seconds=0.5, cosine=0.999)
     assert recommend([GOOD, *FLAWED, faster]) is faster
     assert recommend([*FLAWED, GOOD]) is GOOD
 
 
 @pytest.mark.parametrize("flawed", FLAWED)
-def test_a_flaw_disqualifies(flawed: Measurement) -> None:
+def test_flawed_measurements_do_not_qualify(flawed: Measurement) -> None:
     assert not flawed.qualifies
     assert recommend([flawed]) is None
 
 
-def test_no_recommendation_says_why() -> None:
+def test_the_reason_for_no_recommendation_is_explained() -> None:
     assert recommend(FLAWED) is None
     reason = explain_none(FLAWED)
     assert "none of 4 settings qualifies" in reason
-    assert "1 left samples unconverged (raise max_iterations" in reason
-    assert "the backward solve of 1 did not converge" in reason
-    assert "of 2 has a cosine below 0.999 with the exact one, 0.9989 at the most" in reason
-    assert "unconverged" not in explain_none(FLAWED[2:])
+    assert "with 1, some samples did not converge (raise max_iterations" in reason
+    assert "with 1, the backward solve did not converge" in reason
+    assert (
+        "with 2, the cosine between the gradient and the exact one is below 0.999, at most 0.9989"
+        in reason
+    )
+    assert "did not converge" not in explain_none(FLAWED[2:])
 
 
-def test_speedup_is_relative_to_the_present() -> None:
+def test_the_speedup_is_relative_to_the_present_setting() -> None:
     slow = replace(GOOD, seconds=3.0)
     assert TuningReport((GOOD, slow), present=slow, recommended=GOOD, auto="Picard").speedup == 3
 
 
-def test_models_that_cannot_be_tuned_are_refused(images: Tensor) -> None:
+def test_models_that_cannot_be_tuned_raise(images: Tensor) -> None:
     with pytest.raises(ValueError, match=r"Flatten has no equilibrium layer.*opteq-small"):
         tune(nn.Flatten(), images)
     with pytest.raises(ValueError, match=r"requires_grad_\(\)"):
@@ -304,7 +307,7 @@ def test_models_that_cannot_be_tuned_are_refused(images: Tensor) -> None:
         tune(nn.Sequential(first, second), images)
 
 
-def test_a_map_without_an_exact_gradient_is_refused() -> None:
+def test_a_map_without_an_exact_gradient_raises() -> None:
     cell = eq.EquilibriumLayer(eq.Input(eq.Dense(3, 5)) + eq.Quadratic(eq.Dense(4, 5)))
     with torch.no_grad():
         for parameter in cell.parameters():
@@ -313,7 +316,7 @@ def test_a_map_without_an_exact_gradient_is_refused() -> None:
         tune(cell, torch.rand(2, 3), solvers=["picard"], repeats=1)
 
 
-def test_bad_options_name_the_remedy(images: Tensor) -> None:
+def test_invalid_options_raise_with_a_remedy(images: Tensor) -> None:
     with pytest.raises(ValueError, match="did you mean 'picard'"):
         tune(small_model(), images, solvers=["pickard"])
     with pytest.raises(ValueError, match="did you mean 'phantom'"):
@@ -322,11 +325,11 @@ def test_bad_options_name_the_remedy(images: Tensor) -> None:
         tune(small_model(), images, tolerances=[0.0])
     with pytest.raises(ValueError, match="repeats must be at least 1"):
         tune(small_model(), images, repeats=0)
-    with pytest.raises(ValueError, match="name a solver"):
+    with pytest.raises(ValueError, match="at least one solver"):
         tune(small_model(), images, solvers=[])
 
 
-def test_a_loss_is_asked_for_where_the_output_is_no_tensor(images: Tensor) -> None:
+def test_an_output_that_is_not_a_tensor_needs_a_loss(images: Tensor) -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -336,6 +339,6 @@ def test_a_loss_is_asked_for_where_the_output_is_no_tensor(images: Tensor) -> No
             return self.inner(x), x
 
     options = {"solvers": ["picard"], "tolerances": [1e-2], "repeats": 1}
-    with pytest.raises(TypeError, match="give tune a `loss`"):
+    with pytest.raises(TypeError, match="pass a `loss`"):
         tune(Pair(), images, **options)
     assert tune(Pair(), images, loss=lambda pair: pair[0].square().sum(), **options).recommended

@@ -101,7 +101,7 @@ def _opened_on(
             )
         return opened(run, device, best, root)
     other = eq.data.load_dataset(data, root, **eq.training.recipe.with_overrides({}, options))
-    experiment = eq.training.elsewhere.on_other_data(opened_model(run, device, best), other)
+    experiment = eq.training.other_data.on_other_data(opened_model(run, device, best), other)
     if experiment.task.names_classes and other.class_names != experiment.images.class_names:
         warn(
             "the data set and the run name their classes differently; classes are matched by order"

@@ -61,7 +61,7 @@ def launch(count: int, work: Callable[..., None], *arguments: Any) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from equilibria.training.sizes import present_limit
+    from equilibria.training.sizes import current_limit
 
     logging.disable(
         logging.CRITICAL
@@ -84,7 +84,7 @@ def launch(count: int, work: Callable[..., None], *arguments: Any) -> None:
             meeting_point = Path(folder) / "meeting-point"
             sources = [parts.source for parts in plugins.imported()]
             elastic_launch(config, _process)(
-                meeting_point, faults.debug, sources, present_limit(), work, arguments
+                meeting_point, faults.debug, sources, current_limit(), work, arguments
             )
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()

@@ -243,9 +243,9 @@ def _report(
 
 def _unreadable_note(experiment: eq.training.experiment.Experiment) -> str:
     """Return the number of unreadable images as a line, unless warnings have named all of them."""
-    from equilibria.data.batches import NAMED_PROBLEMS
+    from equilibria.data.batches import MAX_WARNINGS
 
     count = len(experiment.unreadable())
-    if count <= NAMED_PROBLEMS:
+    if count <= MAX_WARNINGS:
         return ""
     return f"{count} images could not be read and were skipped; warnings name the first ones.\n"

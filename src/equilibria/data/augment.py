@@ -1,9 +1,9 @@
-"""Random changes of training images that leave their labels true.
+"""Random augmentations of training images.
 
-Images are batches of shape `(samples, channels, height, width)`, floating-point, on any device,
-with values in [0, 1]. The class of an image stays; in label maps, `(samples, height, width)`, what
-moves a pixel moves its label along. Chance comes from the generator alone, and is drawn where the
-generator lives: a generator on the processor gives the same augmentation on every device.
+Images are batches of shape (B, C, H, W), floating-point, on any device, with values in [0, 1].
+Class labels do not change; label maps, shape (B, H, W), move along with their pixels. Random
+numbers are drawn on the generator's device, so that a generator on the CPU gives the same
+augmentation on every device.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equilibria.data.randaugment import OPERATIONS, STRONGEST
+from equilibria.data.randaugment import MAX_MAGNITUDE, OPERATIONS
 from equilibria.registry import Registry, check_values
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
-"""Images and their labels: one an image, or a map with one a pixel."""
+"""Images and their labels: one per image, or a map with one per pixel."""
 
 Augmentation: TypeAlias = Callable[[Tensor, Tensor, torch.Generator], Batch]
-"""From images, labels and a source of chance to images and labels."""
+"""Function of images, labels and a random generator that returns new images and labels."""
 
 
 def _has_maps(images: Tensor, labels: Tensor) -> bool:
-    """Whether every pixel has its own label; an error where such maps do not fit the images."""
+    """Whether every pixel has a label; raise if the label maps do not fit the images."""
     if labels.dim() < 3:
         return False
     if images.dim() != 4 or labels.shape != (len(images), *images.shape[2:]):
         raise ValueError(
-            "expected images (samples, channels, height, width) and label maps (samples, height, "
-            f"width) of the same size, not {tuple(images.shape)} and {tuple(labels.shape)}"
+            "images must have shape (B, C, H, W) and label maps shape (B, H, W), got "
+            f"{tuple(images.shape)} and {tuple(labels.shape)}"
         )
     return True
 
@@ -41,8 +41,8 @@ def _has_maps(images: Tensor, labels: Tensor) -> bool:
 def _refuse_maps(augmentation: Augmentation, images: Tensor, labels: Tensor) -> None:
     if _has_maps(images, labels):
         raise ValueError(
-            f"{augmentation} cannot change label maps along with their images: take scale_crop, "
-            "flip or noise for segmentation"
+            f"{augmentation} does not support label maps: use scale_crop, flip or noise for "
+            "segmentation"
         )
 
 
@@ -52,9 +52,11 @@ def _integers(high: int, shape: tuple[int, ...], generator: torch.Generator) -> 
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """Pads each image by `padding` on every side and cuts its size out of that at random.
+    """Random crops of padded images; the size does not change.
 
-    mode: what is padded with, "zero" or the image reflected at its edge.
+    Args:
+        padding: Number of pixels added on every side before the crop.
+        mode: Padding values: "zero", or "reflect" for the image reflected at its edge.
     """
 
     padding: int = 4
@@ -66,16 +68,16 @@ class RandomCrop:
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
         _refuse_maps(self, images, labels)
         samples, _, height, width = images.shape
-        reach = self.padding
-        if self.mode == "reflect" and reach >= min(height, width):
+        padding = self.padding
+        if self.mode == "reflect" and padding >= min(height, width):
             raise ValueError(
-                f"images of {height}×{width} cannot be reflected {reach} pixels far: "
-                "take a smaller padding, or mode='zero'"
+                f"padding with mode='reflect' must be smaller than the image, got {padding} for "
+                f"images of {height}×{width}: use a smaller padding or mode='zero'"
             )
         mode = "constant" if self.mode == "zero" else "reflect"
-        padded = F.pad(images, (reach, reach, reach, reach), mode=mode)
-        corner = _integers(2 * reach + 1, (2, samples), generator).to(images.device)
-        # Every window is a view of the padded images: indexing copies only those that were drawn.
+        padded = F.pad(images, (padding, padding, padding, padding), mode=mode)
+        corner = _integers(2 * padding + 1, (2, samples), generator).to(images.device)
+        # `unfold` makes views; indexing copies only the windows that were drawn.
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)
         sample = torch.arange(samples, device=images.device)
         return windows[sample, :, corner[0], corner[1]], labels
@@ -83,7 +85,10 @@ class RandomCrop:
 
 @dataclass(frozen=True)
 class RandomShift:
-    """Moves each image by up to `pixels` in each direction, with black moving in.
+    """Random translations by up to `pixels` in each direction; vacated pixels become black.
+
+    Args:
+        pixels: Largest translation, in pixels.
 
     Examples:
         >>> shift = eq.data.RandomShift(pixels=1)
@@ -103,7 +108,11 @@ class RandomShift:
 
 @dataclass(frozen=True)
 class RandomFlip:
-    """Mirrors an image, left to right, with this probability."""
+    """Random horizontal flips.
+
+    Args:
+        probability: Probability that an image is flipped.
+    """
 
     probability: float = 0.5
 
@@ -111,8 +120,8 @@ class RandomFlip:
         check_values(self, fraction=("probability",))
 
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
-        chance = torch.rand(len(images), generator=generator, device=generator.device)
-        flipped = (chance < self.probability).to(images.device)[:, None, None, None]
+        uniform = torch.rand(len(images), generator=generator, device=generator.device)
+        flipped = (uniform < self.probability).to(images.device)[:, None, None, None]
         if _has_maps(images, labels):
             labels = torch.where(flipped[:, 0], labels.flip(2), labels)
         return torch.where(flipped, images.flip(3), images), labels
@@ -120,9 +129,12 @@ class RandomFlip:
 
 @dataclass(frozen=True)
 class Cutout:
-    """Blackens a square of side `size` around a random pixel; it may reach over the edge.
+    """Black squares around a random pixel of each image; they may extend beyond the edge.
 
     DeVries and Taylor, "Improved Regularization of Convolutional Neural Networks with Cutout".
+
+    Args:
+        size: Side of the square, in pixels.
     """
 
     size: int = 16
@@ -136,15 +148,18 @@ class Cutout:
         hidden = []
         for length in (height, width):
             start = _integers(length, (samples, 1), generator).to(images.device) - self.size // 2
-            place = torch.arange(length, device=images.device)
-            hidden.append((place >= start) & (place < start + self.size))
+            position = torch.arange(length, device=images.device)
+            hidden.append((position >= start) & (position < start + self.size))
         square = hidden[0][:, None, :, None] & hidden[1][:, None, None, :]
         return images.masked_fill(square, 0), labels
 
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """Adds normal noise of this standard deviation; it moves no pixel, so that label maps stay.
+    """Additive Gaussian noise. Label maps do not change.
+
+    Args:
+        deviation: Standard deviation of the noise, as a fraction of the pixel range [0, 1].
 
     Examples:
         >>> images, labels = torch.zeros(1, 1, 2, 2), torch.tensor([7])
@@ -167,7 +182,10 @@ class GaussianNoise:
 
 @dataclass(frozen=True)
 class Chain:
-    """One augmentation after the other.
+    """A sequence of augmentations, applied in order.
+
+    Args:
+        steps: The augmentations.
 
     Examples:
         >>> digits = eq.data.load_digits().test
@@ -188,12 +206,16 @@ class Chain:
 
 @dataclass(frozen=True)
 class RandAugment:
-    """Applies `operations` random operations of one `magnitude`, 0 to 30, to each image.
+    """Random operations of one magnitude on each image (RandAugment).
 
-    Each is drawn uniformly from `OPERATIONS`, with replacement; those with a direction get a random
-    sign. Images with the same operation are changed together. At magnitude 0 all but `autocontrast`
-    and `equalize`, which have no strength, change nothing. Cubuk et al., "RandAugment: Practical
-    automated data augmentation", 2020.
+    Operations are drawn uniformly from `OPERATIONS`, with replacement. Operations with a direction
+    get a random sign. At magnitude 0 every operation is the identity except `autocontrast` and
+    `equalize`, which have no strength. Cubuk et al., "RandAugment: Practical automated data
+    augmentation", 2020.
+
+    Args:
+        operations: Number of operations per image.
+        magnitude: Strength of the operations, 0 to 30.
     """
 
     operations: int = 2
@@ -201,20 +223,20 @@ class RandAugment:
 
     def __post_init__(self) -> None:
         check_values(self, not_negative=("operations",))
-        if not 0 <= self.magnitude <= STRONGEST:
-            raise ValueError(f"magnitude must be between 0 and {STRONGEST}, not {self.magnitude}")
+        if not 0 <= self.magnitude <= MAX_MAGNITUDE:
+            raise ValueError(f"magnitude must be in [0, {MAX_MAGNITUDE}], got {self.magnitude}")
 
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
         _refuse_maps(self, images, labels)
         if images.shape[1] not in (1, 3):
             raise ValueError(
-                f"RandAugment takes gray and RGB images, not images of {images.shape[1]} channels"
+                f"RandAugment needs gray or RGB images, got images with {images.shape[1]} channels"
             )
         augmented = images.clone()
         for _ in range(self.operations):
             drawn = _integers(len(OPERATIONS), (len(images),), generator).to(images.device)
             sign = 2.0 * _integers(2, (len(images),), generator) - 1
-            strength = (sign * (self.magnitude / STRONGEST)).to(images.device, images.dtype)
+            strength = (sign * (self.magnitude / MAX_MAGNITUDE)).to(images.device, images.dtype)
             for index, operation in enumerate(OPERATIONS.values()):
                 chosen = (drawn == index).nonzero().squeeze(1)
                 if len(chosen):
@@ -224,12 +246,16 @@ class RandAugment:
 
 @dataclass(frozen=True)
 class RandomScaleCrop:
-    """Scales each image by a random factor and cuts `size` (height, width) out of it at random.
+    """Random scaling followed by a random crop; with scales=(1, 1) only a random crop.
 
-    Factors are uniform between the two of `scales`. Images are interpolated bilinearly (with no
-    smoothing before they shrink), labels take the nearest pixel's. Where the scaled image is
-    smaller than `size`, it lies at a random place in it; around it the image is `fill` and the
-    label `ignore_index`. With scales=(1, 1) it is a random crop.
+    Images are interpolated bilinearly, without antialiasing; labels take the nearest pixel. A
+    scaled image that is smaller than the crop is placed in it at random.
+
+    Args:
+        size: Height and width of the crop, in pixels.
+        scales: Smallest and largest scale factor; factors are drawn uniformly.
+        ignore_index: Label of pixels outside the scaled image.
+        fill: Value of pixels outside the scaled image.
     """
 
     size: tuple[int, int]
@@ -239,23 +265,23 @@ class RandomScaleCrop:
 
     def __post_init__(self) -> None:
         if min(self.size) < 1:
-            raise ValueError(f"size must be positive, not {self.size}")
+            raise ValueError(f"size must be positive, got {self.size}")
         if not 0 < self.scales[0] <= self.scales[1]:
-            raise ValueError(f"scales must be positive, the smaller one first, not {self.scales}")
+            raise ValueError(f"scales must be positive and in ascending order, got {self.scales}")
 
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
         has_maps = _has_maps(images, labels)
         low, high = self.scales
-        chance = torch.rand(
+        uniform = torch.rand(
             3, len(images), generator=generator, dtype=torch.float64, device=generator.device
         )
-        scale = low + (high - low) * chance[0]
+        scale = low + (high - low) * uniform[0]
         (height, width), device = images.shape[2:], images.device
-        row_inside, row, y = _draw_axis(height, self.size[0], scale, chance[1], device)
-        column_inside, column, x = _draw_axis(width, self.size[1], scale, chance[2], device)
+        row_inside, row, y = _crop_axis(height, self.size[0], scale, uniform[1], device)
+        column_inside, column, x = _crop_axis(width, self.size[1], scale, uniform[2], device)
         inside = row_inside[:, :, None] & column_inside[:, None, :]
         right, down = x[:, None, :].expand(inside.shape), y[:, :, None].expand(inside.shape)
-        # A pixel at the border has nothing beyond it to be mixed with.
+        # Without border padding, pixels at the edge would be blended with black.
         scaled = F.grid_sample(
             images,
             torch.stack((right, down), dim=3).to(images.dtype),
@@ -264,11 +290,11 @@ class RandomScaleCrop:
             align_corners=False,
         )
         if has_maps:
-            range_of_labels = torch.iinfo(labels.dtype)
-            if not range_of_labels.min <= self.ignore_index <= range_of_labels.max:
+            label_range = torch.iinfo(labels.dtype)
+            if not label_range.min <= self.ignore_index <= label_range.max:
                 raise ValueError(
-                    f"labels of {labels.dtype} cannot hold the ignore_index {self.ignore_index}: "
-                    "convert them, e.g. labels.long()"
+                    f"labels of {labels.dtype} cannot represent ignore_index={self.ignore_index}: "
+                    "convert them with labels.long()"
                 )
             sample = torch.arange(len(images), device=device)[:, None, None]
             nearest = labels[sample, row[:, :, None], column[:, None, :]]
@@ -276,22 +302,22 @@ class RandomScaleCrop:
         return torch.where(inside[:, None], scaled, self.fill), labels
 
 
-def _draw_axis(
-    length: int, size: int, scale: Tensor, chance: Tensor, device: torch.device
+def _crop_axis(
+    length: int, size: int, scale: Tensor, uniform: Tensor, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the pixels of a crop come from, along one side; each of shape `(samples, size)`.
+    """Return where the pixels of a crop come from along one axis, three of shape (B, size).
 
-    Whether they are inside the image, the nearest pixel's index, and the center of each in the
-    image, whose side goes from −1 to 1.
+    These are whether a pixel is inside the image, the index of the nearest pixel, and the center
+    of the pixel in coordinates of `grid_sample`, where the axis extends from −1 to 1.
     """
     scaled = (length * scale).round().clamp_min(1)
-    spare = scaled - size
-    first = spare.clamp_max(0) + (chance * (spare.abs() + 1)).floor()
-    place = first[:, None] + torch.arange(size, device=scale.device)
-    center = (place + 0.5) * (length / scaled)[:, None]
-    inside = (place >= 0) & (place < scaled[:, None])
+    excess = scaled - size
+    first = excess.clamp_max(0) + (uniform * (excess.abs() + 1)).floor()
+    position = first[:, None] + torch.arange(size, device=scale.device)
+    center = (position + 0.5) * (length / scaled)[:, None]
+    inside = (position >= 0) & (position < scaled[:, None])
     nearest = center.floor().clamp(0, length - 1).long()
-    # Not every device has the float64 of the draw.
+    # Not every device supports float64.
     return inside.to(device), nearest.to(device), (2 * center / length - 1).float().to(device)
 
 
@@ -310,7 +336,11 @@ _augmentations: Registry[Augmentation] = Registry(
 
 
 def build_augmentation(step: str | Mapping[str, Any]) -> Augmentation:
-    """An augmentation by its name, or by its name with options: `{"crop": {"padding": 4}}`.
+    """Build an augmentation from its configuration.
+
+    Args:
+        step: Name of the augmentation, or a mapping from its name to its options, such as
+            `{"crop": {"padding": 4}}`.
 
     Examples:
         >>> from equilibria.data.augment import build_augmentation
@@ -321,7 +351,8 @@ def build_augmentation(step: str | Mapping[str, Any]) -> Augmentation:
         return _augmentations.create(step)
     if len(step) != 1:
         raise ValueError(
-            f"a step of augmentation is a name, or one name with options, not {dict(step)}"
+            "an augmentation must be a name or a mapping from one name to its options, got "
+            f"{dict(step)}"
         )
     ((name, options),) = step.items()
     return _augmentations.create(name, **(options or {}))

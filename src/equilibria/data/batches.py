@@ -1,4 +1,4 @@
-"""Batches of a source, read in place or ahead by worker processes."""
+"""Batches of a source, read in this process or ahead of time by worker processes."""
 
 from __future__ import annotations
 
@@ -18,27 +18,33 @@ from equilibria.data.file_sources import ImageFiles
 from equilibria.data.image_files import as_pixels
 from equilibria.data.readers import DataFileError
 from equilibria.data.source import Selection, Source, Split, behind_selections, read_samples
-from equilibria.data.workers import START, begin_worker, portable
+from equilibria.data.workers import START_METHOD, begin_worker, picklable
 from equilibria.registry import check_values
 
-NAMED_PROBLEMS = 5
-"""Images that cannot be read are named one by one up to here; after that they are counted."""
+MAX_WARNINGS = 5
+"""Number of unreadable images that are reported one by one; further ones are counted."""
 
 
 class UnreadableImageWarning(UserWarning):
-    """An image that cannot be read, and is left out."""
+    """An image cannot be read and is skipped."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Goes through every sample of a source once; in a new order each time with `shuffle`.
+    """Batches of a source; an iteration visits every sample once.
 
-    `part` = (k, n) gives the k-th of n parts of every batch, which differ by one sample at most and
-    may be empty. So many `workers` are processes that read ahead, and stay as long as this object;
-    the batches are the same ones. `pinned` puts them into memory from which a GPU can copy while it
-    computes.
+    If the source has `skips_unreadable` set, images that cannot be read are skipped with a warning.
 
-    Of a source that says so, images that cannot be read are left out, with a warning.
+    Args:
+        source: The samples.
+        size: Number of samples per batch; the last batch may be smaller.
+        shuffle: Random generator that draws a new order for every iteration; None keeps the order
+            of the source.
+        part: (k, n) yields the k-th of n parts of every batch. Parts differ by at most one sample
+            and may be empty.
+        workers: Number of processes that read ahead; they live as long as this object. The batches
+            do not depend on it.
+        pinned: Whether batches are in pinned memory, which a GPU copies while it computes.
 
     Examples:
         >>> batches = eq.data.Batches(eq.data.load_digits().test, 100)
@@ -58,7 +64,7 @@ class Batches:
     def __post_init__(self) -> None:
         check_values(self, at_least_one=("size",), not_negative=("workers",))
         if not 0 <= self.part[0] < self.part[1]:
-            raise ValueError(f"part is (k, n) with 0 ≤ k < n, not {self.part}")
+            raise ValueError(f"part must be (k, n) with 0 ≤ k < n, got {self.part}")
 
     def __len__(self) -> int:
         return len(self._order)
@@ -69,34 +75,35 @@ class Batches:
                 yield images, labels
 
     def indexed(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The batches with the indices of their samples before them; also those without samples."""
+        """Yield (indices, images, labels) for every batch, including empty ones."""
         for batch in self.read():
             yield batch.indices, as_pixels(batch.images), batch.labels.long()
 
     def read(self) -> Iterator[_Batch]:
-        """The batches as they are read, images in bytes where the source has them so."""
+        """Yield batches as they are read, with images as bytes if the source has bytes."""
         with warnings.catch_warnings():
-            # Of a fork beside other threads: `START` says why.
+            # Python warns of forks in processes with several threads; `START_METHOD` explains
+            # why this one is safe.
             warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
-            found = iter(self._loader)
-        for batch in found:
+            batches = iter(self._loader)
+        for batch in batches:
             if batch.error is not None:
-                # Workers end here: a traceback, which keeps this frame, would keep them.
-                del found
+                # The traceback keeps this frame alive, and the iterator would keep the workers.
+                del batches
                 self.__dict__.pop("_loader")
                 raise batch.error
-            self._tell(batch.problems)
+            self._report(batch.problems)
             yield batch
 
-    def _tell(self, problems: list[DataFileError]) -> None:
-        known = unreadable_images(self.source)
+    def _report(self, problems: list[DataFileError]) -> None:
+        reported = unreadable_images(self.source)
         for problem in problems:
-            if str(problem.path) in known:
+            if str(problem.path) in reported:
                 continue
-            known[str(problem.path)] = problem
-            if len(known) <= NAMED_PROBLEMS:
-                rest = "; others will be counted" if len(known) == NAMED_PROBLEMS else ""
-                warn_caller(f"left out: {problem}{rest}", UnreadableImageWarning)
+            reported[str(problem.path)] = problem
+            if len(reported) <= MAX_WARNINGS:
+                rest = "; further ones are only counted" if len(reported) == MAX_WARNINGS else ""
+                warn_caller(f"skipped: {problem}{rest}", UnreadableImageWarning)
 
     @cached_property
     def _order(self) -> _Order:
@@ -105,7 +112,7 @@ class Batches:
     @cached_property
     def _loader(self) -> DataLoader[Any]:
         with warnings.catch_warnings():
-            # Who asks for more workers than cores gets them.
+            # PyTorch warns of more workers than cores; the user's choice stands.
             warnings.filterwarnings("ignore", "This DataLoader will create")
             return DataLoader(
                 _Reader(self.source),  # type: ignore[arg-type]
@@ -115,8 +122,8 @@ class Batches:
                 worker_init_fn=begin_worker,
                 persistent_workers=self.workers > 0,
                 pin_memory=self.pinned,
-                multiprocessing_context=START if self.workers else None,
-                # It draws a seed for workers, of which torch's own generator shall know nothing.
+                multiprocessing_context=START_METHOD if self.workers else None,
+                # The loader draws a seed for its workers, which must not advance torch's generator.
                 generator=torch.Generator(),
             )
 
@@ -128,9 +135,13 @@ def read_into_memory(
     workers: int = 0,
     on_read: Callable[[int, int], None] | None = None,
 ) -> Split:
-    """All samples of a source that reads files, as bytes: read once instead of in every epoch.
+    """Read all samples of a source of files into memory, with images as bytes.
 
-    on_read: is told how many of how many samples have been read.
+    Args:
+        source: The samples.
+        batch: Number of samples that are read at once.
+        workers: Number of processes that read.
+        on_read: Callback for progress, called with the number of samples read and of all samples.
 
     Examples:
         >>> pairs = [(torch.rand(1, 4, 4), 3), (torch.rand(1, 4, 4), 1)]
@@ -145,9 +156,10 @@ def read_into_memory(
         if on_read is not None:
             on_read(min(batch * len(parts), len(source)), len(source))
     labels = torch.cat([part.labels for part in parts])
-    # Of labels, maps have many.
-    fit_bytes = torch.equal(labels.byte().to(labels.dtype), labels)
-    return Split(torch.cat([part.images for part in parts]), labels.byte() if fit_bytes else labels)
+    # Label maps in 8 bytes per pixel would take more memory than the images.
+    fits_bytes = torch.equal(labels.byte().to(labels.dtype), labels)
+    images = torch.cat([part.images for part in parts])
+    return Split(images, labels.byte() if fits_bytes else labels)
 
 
 def fetch_readable(source: Source, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,7 +184,10 @@ def fetch_readable(source: Source, indices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unreadable_images(source: Source) -> dict[str, DataFileError]:
-    """The images of a source that could not be read so far, by path.
+    """Return the errors of the images of a source that were skipped so far, by path.
+
+    Args:
+        source: The samples.
 
     Examples:
         >>> from equilibria.data.batches import unreadable_images
@@ -185,7 +200,7 @@ def unreadable_images(source: Source) -> dict[str, DataFileError]:
 
 @dataclass(frozen=True)
 class _Order:
-    """The indices of every batch: drawn in one process, whoever reads the samples."""
+    """Indices of every batch. They are drawn in this process even if workers read the samples."""
 
     samples: int
     size: int
@@ -200,7 +215,7 @@ class _Order:
         if self.shuffle is not None:
             order = torch.randperm(self.samples, generator=self.shuffle)
         place, parts = self.part
-        # An empty tensor splits into one empty piece, which is no batch.
+        # `torch.split` returns one empty piece for an empty tensor; `islice` drops it.
         for batch in islice(torch.split(order, self.size), len(self)):
             yield batch.tensor_split(parts)[place]
 
@@ -209,8 +224,8 @@ class _Order:
 class _Batch:
     """Samples as they were read.
 
-    From a worker they come as arrays through a pipe: tensors would come through shared memory, of
-    which containers have little.
+    Workers send arrays through a pipe. Tensors would go through shared memory, which is scarce in
+    containers.
     """
 
     indices: Tensor = field(default_factory=lambda: torch.arange(0))
@@ -221,21 +236,23 @@ class _Batch:
 
     def __reduce__(self) -> Any:
         tensors = (self.indices, self.images, self.labels)
-        return _received, ([tensor.numpy() for tensor in tensors], self.problems, self.error)
+        return _from_arrays, ([tensor.numpy() for tensor in tensors], self.problems, self.error)
 
     def pin_memory(self, *_: Any) -> _Batch:
         images, labels = self.images.pin_memory(), self.labels.pin_memory()
         return replace(self, images=images, labels=labels)
 
 
-def _received(arrays: list[Any], problems: list[DataFileError], error: Exception | None) -> _Batch:
+def _from_arrays(
+    arrays: list[Any], problems: list[DataFileError], error: Exception | None
+) -> _Batch:
     indices, images, labels = map(torch.from_numpy, arrays)
     return _Batch(indices, images, labels, problems, error)
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads a batch, here or in a worker."""
+    """Reader of batches, in this process or in a worker."""
 
     source: Source
 
@@ -249,5 +266,5 @@ class _Reader:
         except Exception as error:
             if get_worker_info() is None:
                 raise
-            # Torch would wrap it into a text with a traceback.
-            return _Batch(error=portable(error))
+            # PyTorch would replace the exception by one that contains a formatted traceback.
+            return _Batch(error=picklable(error))

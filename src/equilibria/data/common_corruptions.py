@@ -1,11 +1,12 @@
-"""Nineteen common corruptions of images, each in five severities, made here.
+"""Nineteen common corruptions of images, each in five severities.
 
-Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
-Perturbations", ICLR 2019: kinds and strengths are those published for CIFAR-10-C. They are meant
-for images of 32×32, and lengths are pixels there; images of other sizes take them as they are. The
-images are not those of CIFAR-10-C, whose noise was drawn elsewhere, and differ in kind where this
-program has less than theirs: frost is a fractal instead of photographs of ice, the rims of drops
-of water are found without Canny's method, filters continue an image by its border.
+Kinds and strengths are those published for CIFAR-10-C (Hendrycks and Dietterich, "Benchmarking
+Neural Network Robustness to Common Corruptions and Perturbations", ICLR 2019). Lengths are pixels
+of images of 32×32, and are not scaled for images of other sizes.
+
+The results differ from the images of CIFAR-10-C: the noise is drawn anew, frost is a fractal
+instead of photographs of ice, the rims of water drops are detected without Canny's method, and
+filters replicate the border of an image.
 """
 
 from __future__ import annotations
@@ -31,59 +32,59 @@ if TYPE_CHECKING:
 
 SEVERITIES = 5
 FROST_COLOR, WATER_COLOR, MUD_COLOR = (200, 225, 255), (175, 238, 238), (63, 42, 20)
-FARTHEST_RIM = 20
-"""Pixels from its rim inwards in which a drop of water changes."""
+RIM_WIDTH = 20
+"""Width of the shaded rim of a water drop, in pixels."""
 
 Kind: TypeAlias = Callable[..., Tensor]
-"""Of an image (1, channels, height, width) in [0, 1], a generator, and strengths."""
+"""Function of an image, shape (1, C, H, W) in [0, 1], a generator and strengths."""
 
 
 # --- Noise --------------------------------------------------------------------------------------
 
 
-def gaussian_noise(x: Tensor, chance: Generator, deviation: float) -> Tensor:
-    """Add Gaussian noise of a standard deviation."""
-    return x + deviation * torch.randn(x.shape, generator=chance)
+def gaussian_noise(x: Tensor, rng: Generator, deviation: float) -> Tensor:
+    """Add Gaussian noise."""
+    return x + deviation * torch.randn(x.shape, generator=rng)
 
 
-def shot_noise(x: Tensor, chance: Generator, photons: float) -> Tensor:
-    """Draw Poisson noise of so many photons per unit of brightness."""
-    return torch.poisson(x * photons, generator=chance) / photons
+def shot_noise(x: Tensor, rng: Generator, photons: float) -> Tensor:
+    """Apply Poisson noise; `photons` is the number of photons per unit of brightness."""
+    return torch.poisson(x * photons, generator=rng) / photons
 
 
-def impulse_noise(x: Tensor, chance: Generator, share: float) -> Tensor:
-    """Salt and pepper on numbers, each channel on its own."""
-    hit, salt = (torch.rand(x.shape, generator=chance) for _ in range(2))
+def impulse_noise(x: Tensor, rng: Generator, share: float) -> Tensor:
+    """Replace a share of the values by 0 or 1, independently per channel."""
+    hit, salt = (torch.rand(x.shape, generator=rng) for _ in range(2))
     return torch.where(hit < share, (salt < 0.5).to(x.dtype), x)
 
 
-def speckle_noise(x: Tensor, chance: Generator, deviation: float) -> Tensor:
-    """Add Gaussian noise in proportion to the brightness."""
-    return x + x * deviation * torch.randn(x.shape, generator=chance)
+def speckle_noise(x: Tensor, rng: Generator, deviation: float) -> Tensor:
+    """Add Gaussian noise proportional to the brightness."""
+    return x + x * deviation * torch.randn(x.shape, generator=rng)
 
 
 # --- Blur ---------------------------------------------------------------------------------------
 
 
-def gaussian_blur(x: Tensor, chance: Generator, width: float) -> Tensor:
-    """Blur with a Gaussian of a width in pixels."""
+def gaussian_blur(x: Tensor, rng: Generator, width: float) -> Tensor:
+    """Blur with a Gaussian of standard deviation `width` pixels."""
     return smooth(x, width)
 
 
-def glass_blur(x: Tensor, chance: Generator, width: float, reach: int, rounds: int) -> Tensor:
-    """Pixels take the values of neighbors, between two blurs."""
+def glass_blur(x: Tensor, rng: Generator, width: float, reach: int, rounds: int) -> Tensor:
+    """Replace pixels by random neighbors, between two blurs."""
     x = smooth(x, width)
     rows, columns = (torch.arange(side) for side in x.shape[2:])
-    # Those near the upper and left border stay, as the neighbors are above and to the left.
+    # Neighbors are above and to the left, so that pixels near these borders do not change.
     far = (rows > reach)[:, None] & (columns > reach)
     for _ in range(rounds):
-        up, left = torch.randint(0, reach + 1, (2, *x.shape[2:]), generator=chance) * far
+        up, left = torch.randint(0, reach + 1, (2, *x.shape[2:]), generator=rng) * far
         x = x[:, :, rows[:, None] - up, columns - left]
     return smooth(x, width)
 
 
-def defocus_blur(x: Tensor, chance: Generator, radius: float, softness: float) -> Tensor:
-    """The mean over a disk whose rim is softened."""
+def defocus_blur(x: Tensor, rng: Generator, radius: float, softness: float) -> Tensor:
+    """Average over a disk with a soft rim."""
     steps = torch.arange(-math.ceil(radius) - 1.0, math.ceil(radius) + 2)
     disk = (steps.square() + steps.square()[:, None] <= radius**2).float()
     rim = torch.exp(-torch.arange(-1.0, 2).square() / (2 * softness**2))
@@ -92,11 +93,11 @@ def defocus_blur(x: Tensor, chance: Generator, radius: float, softness: float) -
 
 
 def motion_blur(
-    x: Tensor, chance: Generator, radius: int, width: float, angles: tuple[int, int] = (-45, 45)
+    x: Tensor, rng: Generator, radius: int, width: float, angles: tuple[int, int] = (-45, 45)
 ) -> Tensor:
-    """Half of a Gaussian along a line."""
+    """Average along a line in a random direction, with the weights of half a Gaussian."""
     low, high = angles
-    angle = math.radians(low + (high - low) * float(torch.rand((), generator=chance)))
+    angle = math.radians(low + (high - low) * float(torch.rand((), generator=rng)))
     steps = torch.arange(2 * radius + 1.0)
     weights = torch.exp(-steps.square() / (2 * width**2))
     height, across = x.shape[2:]
@@ -109,72 +110,73 @@ def motion_blur(
     return moved
 
 
-def zoom_blur(x: Tensor, chance: Generator, most: int) -> Tensor:
-    """The mean of the image and of it enlarged by 0 to `most` percent."""
-    zoomed = [_enlarged(x, 1 + percent / 100) for percent in range(most + 1)]
+def zoom_blur(x: Tensor, rng: Generator, max_percent: int) -> Tensor:
+    """Average the image and its enlargements by 0 to `max_percent` percent."""
+    zoomed = [_enlarged(x, 1 + percent / 100) for percent in range(max_percent + 1)]
     return torch.stack([x, *zoomed]).mean(dim=0)
 
 
 # --- Weather ------------------------------------------------------------------------------------
 
 
-def fog(x: Tensor, chance: Generator, strength: float, decay: float) -> Tensor:
+def fog(x: Tensor, rng: Generator, strength: float, decay: float) -> Tensor:
     """Add a fractal haze and rescale to the original range."""
     brightest = x.amax()
-    return (x + strength * _plasma(x, chance, decay)) * brightest / (brightest + strength)
+    return (x + strength * _plasma(x, rng, decay)) * brightest / (brightest + strength)
 
 
-def frost(x: Tensor, chance: Generator, share: float, ice: float) -> Tensor:
-    """Ridges of a fractal, bluish white."""
-    ridges = 1 - (2 * _plasma(x, chance, 1.6) - 1).abs()
+def frost(x: Tensor, rng: Generator, share: float, ice: float) -> Tensor:
+    """Add the ridges of a fractal in bluish white."""
+    ridges = 1 - (2 * _plasma(x, rng, 1.6) - 1).abs()
     return share * x + ice * _color(x, FROST_COLOR) * ridges
 
 
 def snow(
     x: Tensor,
-    chance: Generator,
+    rng: Generator,
     mean: float,
     deviation: float,
     zoom: float,
-    least: float,
+    threshold: float,
     radius: int,
     width: float,
     share: float,
 ) -> Tensor:
-    """Flakes that fall in a direction, over an image that is paler."""
-    flakes = mean + deviation * torch.randn((1, 1, *x.shape[2:]), generator=chance)
+    """Add flakes that fall in a random direction, and make the image paler."""
+    flakes = mean + deviation * torch.randn((1, 1, *x.shape[2:]), generator=rng)
     flakes = _enlarged(flakes, zoom)
-    flakes = torch.where(flakes < least, 0, flakes).clamp(0, 1)
-    flakes = motion_blur(flakes, chance, radius, width, (-135, -45))
+    flakes = torch.where(flakes < threshold, 0, flakes).clamp(0, 1)
+    flakes = motion_blur(flakes, rng, radius, width, (-135, -45))
     pale = torch.maximum(x, 1.5 * gray(x) + 0.5)
     return share * x + (1 - share) * pale + flakes + flakes.flip(2, 3)
 
 
 def spatter(
     x: Tensor,
-    chance: Generator,
+    rng: Generator,
     mean: float,
     deviation: float,
     width: float,
-    least: float,
+    threshold: float,
     strength: float,
     is_mud: bool,
 ) -> Tensor:
-    """Drops of water, or of mud."""
-    layer = mean + deviation * torch.randn((1, 1, *x.shape[2:]), generator=chance)
+    """Add drops of water or mud."""
+    layer = mean + deviation * torch.randn((1, 1, *x.shape[2:]), generator=rng)
     layer = smooth(layer, width)
-    drops = (layer > least).to(x.dtype)
+    drops = (layer > threshold).to(x.dtype)
     if is_mud:
         mud = smooth(drops, strength)
         mud = torch.where(mud < 0.8, 0, mud)
         return x * (1 - mud) + _color(x, MUD_COLOR) * mud
     shine = (drops * layer) * _relief(_depth(drops))
-    most = shine.amax()
-    return x + strength * (shine / most if most > 0 else shine) * _color(x, WATER_COLOR)
+    brightest = shine.amax()
+    shine = shine / brightest if brightest > 0 else shine
+    return x + strength * shine * _color(x, WATER_COLOR)
 
 
-def brightness(x: Tensor, chance: Generator, more: float) -> Tensor:
-    """The value of HSV raised."""
+def brightness(x: Tensor, rng: Generator, more: float) -> Tensor:
+    """Raise the value of HSV."""
     value = x.amax(dim=1, keepdim=True)
     raised = (value + more).clamp_max(1)
     return torch.where(value > 0, x * raised / value.clamp_min(1e-12), raised.expand_as(x))
@@ -183,18 +185,18 @@ def brightness(x: Tensor, chance: Generator, more: float) -> Tensor:
 # --- Digital ------------------------------------------------------------------------------------
 
 
-def contrast(x: Tensor, chance: Generator, share: float) -> Tensor:
+def contrast(x: Tensor, rng: Generator, share: float) -> Tensor:
     """Scale deviations from the mean of each channel."""
     mean = x.mean(dim=(2, 3), keepdim=True)
     return (x - mean) * share + mean
 
 
-def saturate(x: Tensor, chance: Generator, factor: float, more: float) -> Tensor:
-    """The saturation of HSV changed; the hue of gray pixels is red, and gray images stay as is."""
+def saturate(x: Tensor, rng: Generator, factor: float, more: float) -> Tensor:
+    """Change the saturation of HSV. Gray pixels have the hue red; gray images do not change."""
     if x.shape[1] == 1:
         return x
-    value, least = x.amax(dim=1, keepdim=True), x.amin(dim=1, keepdim=True)
-    spread = value - least
+    value, lowest = x.amax(dim=1, keepdim=True), x.amin(dim=1, keepdim=True)
+    spread = value - lowest
     saturation = torch.where(value > 0, spread / value.clamp_min(1e-12), 0)
     changed = (factor * saturation + more).clamp(0, 1)
     is_gray = spread <= 0
@@ -204,14 +206,14 @@ def saturate(x: Tensor, chance: Generator, factor: float, more: float) -> Tensor
 
 
 def elastic_transform(
-    x: Tensor, chance: Generator, strength: float, width: float, turn: float
+    x: Tensor, rng: Generator, strength: float, width: float, turn: float
 ) -> Tensor:
-    """A random affine map, then a smooth random displacement; lengths are shares of the side."""
+    """Apply a random affine map and a smooth random displacement; lengths are in image sides."""
     height, across = x.shape[2:]
     side = min(height, across)
     middle, arm = torch.tensor([across, height]) // 2, side // 3
     corners = middle + arm * torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
-    moved = corners + turn * side * (2 * torch.rand((3, 2), generator=chance) - 1)
+    moved = corners + turn * side * (2 * torch.rand((3, 2), generator=rng) - 1)
     ones = torch.ones(3, 1)
     back = torch.linalg.solve(torch.cat([moved, ones], dim=1), corners)
     rows, columns = torch.meshgrid(
@@ -220,12 +222,12 @@ def elastic_transform(
     x = _sampled(x, torch.stack([columns, rows, torch.ones_like(rows)], dim=-1) @ back)
     if strength == 0:
         return x
-    shifts = 2 * torch.rand((2, 1, height, across), generator=chance) - 1
+    shifts = 2 * torch.rand((2, 1, height, across), generator=rng) - 1
     shifts = strength * side * smooth(shifts, width * side)
     return _sampled(x, torch.stack([columns + shifts[0, 0], rows + shifts[1, 0]], dim=-1))
 
 
-def pixelate(x: Tensor, chance: Generator, share: float) -> Tensor:
+def pixelate(x: Tensor, rng: Generator, share: float) -> Tensor:
     """Reduce the resolution and enlarge the image again."""
     from PIL.Image import Resampling
 
@@ -235,8 +237,8 @@ def pixelate(x: Tensor, chance: Generator, share: float) -> Tensor:
     return _tensor(small.resize((across, height), Resampling.BOX))
 
 
-def jpeg_compression(x: Tensor, chance: Generator, quality: int) -> Tensor:
-    """Compress as JPEG of a quality and decompress."""
+def jpeg_compression(x: Tensor, rng: Generator, quality: int) -> Tensor:
+    """Compress as JPEG and decompress."""
     import PIL.Image
 
     file = io.BytesIO()
@@ -290,21 +292,25 @@ STRENGTHS: dict[str, tuple[Kind, tuple[tuple[float, ...], ...]]] = {
     ),
     "saturate": (saturate, ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))),
 }
-"""By name, in the order of the publication: how, and the strengths of severities 1 to 5."""
+"""Function and strengths of severities 1 to 5 of each corruption, in the order of the paper."""
 
 
-def corrupt(image: Tensor, name: str, severity: int, chance: Generator) -> Tensor:
-    """An image (channels, height, width) in [0, 1], corrupted, in steps of 1/255."""
+def corrupt(image: Tensor, name: str, severity: int, rng: Generator) -> Tensor:
+    """Corrupt an image, shape (C, H, W) in [0, 1], and round it to multiples of 1/255."""
     kind, strengths = STRENGTHS[name]
-    x = kind(image[None], chance, *strengths[severity - 1])[0]
+    x = kind(image[None], rng, *strengths[severity - 1])[0]
     return (x.clamp(0, 1) * BRIGHTEST).floor() / BRIGHTEST
 
 
 @dataclass(frozen=True)
 class CorruptedImages:
-    """The images of a source, corrupted; what is drawn depends on the place of an image alone.
+    """Source of corrupted images. The random numbers of an image depend only on its index.
 
-    severity: 1 to 5; None: all five, one after the other, as the files of CIFAR-10-C have them.
+    Attributes:
+        source: The images to corrupt.
+        name: Corruption, a key of `STRENGTHS`.
+        severity: Severity, 1 to 5. None gives all images in severity 1, then in severity 2, and so
+            on, as in the files of CIFAR-10-C.
 
     Examples:
         >>> from equilibria.data.common_corruptions import CorruptedImages
@@ -320,18 +326,22 @@ class CorruptedImages:
     def __post_init__(self) -> None:
         if self.name not in STRENGTHS:
             raise ValueError(
-                f"there is no corruption {self.name!r}{nearest(self.name, STRENGTHS)} There are: "
+                f"there is no corruption {self.name!r}{nearest(self.name, STRENGTHS)} Available: "
                 f"{', '.join(STRENGTHS)}"
             )
         if self.severity not in (None, *range(1, SEVERITIES + 1)):
-            raise ValueError(f"severity is a number from 1 to {SEVERITIES}, not {self.severity}")
+            raise ValueError(
+                f"severity must be an integer from 1 to {SEVERITIES}, got {self.severity}"
+            )
 
     @classmethod
-    def of(cls, source: Source, words: str) -> CorruptedImages:
-        """From "fog:3", or "fog" for all severities."""
-        name, colon, severity = words.partition(":")
+    def of(cls, source: Source, text: str) -> CorruptedImages:
+        """Parse "fog:3", or "fog" for all severities."""
+        name, colon, severity = text.partition(":")
         if colon and not severity.isdecimal():
-            raise ValueError(f"a corruption is a name, or name:severity as in fog:3, not {words!r}")
+            raise ValueError(
+                f"a corruption must be a name, or name:severity as in fog:3, got {text!r}"
+            )
         return cls(source, name, int(severity) if colon else None)
 
     def __len__(self) -> int:
@@ -339,7 +349,7 @@ class CorruptedImages:
 
     @property
     def labels(self) -> Tensor | None:
-        """The labels, if the source knows them without reading images."""
+        """Labels, if they are known without reading images."""
         labels = known_labels(self.source)
         return None if labels is None else labels[torch.arange(len(self)) % len(self.source)]
 
@@ -347,23 +357,23 @@ class CorruptedImages:
         """Return corrupted images and their labels by index."""
         images, labels = self.source.fetch(indices % len(self.source))
         corrupted = [
-            self._corrupted(image, index)
+            self._corrupt(image, index)
             for image, index in zip(images, indices.tolist(), strict=True)
         ]
         return torch.stack(corrupted) if corrupted else images, labels
 
-    def _corrupted(self, image: Tensor, index: int) -> Tensor:
-        pass_, place = divmod(index, len(self.source))
-        severity = pass_ + 1 if self.severity is None else self.severity
-        seed = zlib.crc32(f"{self.name}:{severity}:{place}".encode())
+    def _corrupt(self, image: Tensor, index: int) -> Tensor:
+        repetition, position = divmod(index, len(self.source))
+        severity = repetition + 1 if self.severity is None else self.severity
+        seed = zlib.crc32(f"{self.name}:{severity}:{position}".encode())
         return corrupt(image, self.name, severity, Generator().manual_seed(seed))
 
 
-# --- What they are made of ----------------------------------------------------------------------
+# --- Building blocks ----------------------------------------------------------------------------
 
 
 def smooth(x: Tensor, width: float) -> Tensor:
-    """A Gaussian of standard deviation `width` pixels."""
+    """Filter with a Gaussian of standard deviation `width` pixels."""
     reach = max(1, round(4 * width))
     weights = torch.exp(-torch.arange(-reach, reach + 1.0).square() / (2 * width**2))
     weights = weights / weights.sum()
@@ -371,14 +381,14 @@ def smooth(x: Tensor, width: float) -> Tensor:
 
 
 def _filtered(x: Tensor, kernel: Tensor) -> Tensor:
-    """Correlated with a kernel of odd sides; beyond its border an image goes on as it ends."""
+    """Correlate with a kernel of odd sides; the border of the image is replicated."""
     up, left = kernel.shape[0] // 2, kernel.shape[1] // 2
     padded = F.pad(x, (left, left, up, up), mode="replicate")
     return F.conv2d(padded.flatten(0, 1)[:, None], kernel[None, None]).reshape(x.shape)
 
 
 def _enlarged(x: Tensor, zoom: float) -> Tensor:
-    """The middle of the image, as large as the whole was."""
+    """Enlarge the middle of the image to the original size."""
     height, across = (math.ceil(side / zoom) for side in x.shape[2:])
     top, left = (x.shape[2] - height) // 2, (x.shape[3] - across) // 2
     middle = x[:, :, top : top + height, left : left + across]
@@ -386,19 +396,19 @@ def _enlarged(x: Tensor, zoom: float) -> Tensor:
 
 
 def _sampled(x: Tensor, places: Tensor) -> Tensor:
-    """The image at places (height, width, 2) of columns and rows; mirrored beyond its border."""
+    """Sample at positions (column, row), shape (H, W, 2); the image is mirrored at its border."""
     sides = torch.tensor([x.shape[3], x.shape[2]], dtype=x.dtype)
     grid = 2 * places / (sides - 1).clamp_min(1) - 1
     return F.grid_sample(x, grid[None], padding_mode="reflection", align_corners=True)
 
 
-def _plasma(like: Tensor, chance: Generator, decay: float) -> Tensor:
-    """A fractal in [0, 1], shape (1, 1, height, width), by the diamond-square algorithm."""
+def _plasma(like: Tensor, rng: Generator, decay: float) -> Tensor:
+    """Draw a fractal in [0, 1], shape (1, 1, H, W), by the diamond-square algorithm."""
     side = 2 ** math.ceil(math.log2(max(2, *like.shape[2:])))
     heights, step, roughness = torch.zeros(side, side), side, 1.0
 
     def around(total: Tensor) -> Tensor:
-        drawn = 2 * torch.rand(total.shape, generator=chance) - 1
+        drawn = 2 * torch.rand(total.shape, generator=rng) - 1
         return total / 4 + roughness * drawn
 
     while step >= 2:
@@ -416,25 +426,25 @@ def _plasma(like: Tensor, chance: Generator, decay: float) -> Tensor:
 
 
 def _depth(drops: Tensor) -> Tensor:
-    """How many pixels every pixel is from the rim of a drop, as a share of the farthest."""
+    """Return the distance of each pixel from the rim of a drop, in units of `RIM_WIDTH`."""
     outside = F.max_pool2d(1 - drops, 3, stride=1, padding=1)
     near = drops * outside
     depth = torch.zeros_like(drops)
-    for _ in range(FARTHEST_RIM):
+    for _ in range(RIM_WIDTH):
         depth += 1 - near
         near = F.max_pool2d(near, 3, stride=1, padding=1)
-    return depth / FARTHEST_RIM
+    return depth / RIM_WIDTH
 
 
 def _relief(depth: Tensor) -> Tensor:
-    """Lit from one side."""
+    """Shade a height map as if lit from one side."""
     even = torch.full((3, 3), 1 / 9)
     light = torch.tensor([[-2.0, -1, 0], [-1, 1, 1], [0, 1, 2]])
     return _filtered(_filtered(equalize(_filtered(depth, even)), light).clamp(0, 1), even)
 
 
 def _color(like: Tensor, color: tuple[int, int, int]) -> Tensor:
-    """A color as an image of one pixel, gray for gray images."""
+    """Return a color as an image of one pixel, gray for gray images."""
     pixel = torch.tensor(color, dtype=like.dtype)[None, :, None, None] / BRIGHTEST
     return pixel if like.shape[1] == 3 else gray(pixel)
 

@@ -1,8 +1,7 @@
-"""Getting a data set from its publisher: downloaded, checked, unpacked.
+"""Download of data sets from their publishers: transfer, verification, unpacking.
 
-A file is resumed where it was cut and gets its name only when its checksum is right. An archive is
-unpacked whole or not at all, with nothing written outside the folder that was named, and deleted
-when all of it is there.
+Interrupted downloads are resumed, and a file gets its final name only after its checksum matches.
+Archives are unpacked completely or not at all, never outside the target folder, and then deleted.
 """
 
 from __future__ import annotations
@@ -31,47 +30,57 @@ if TYPE_CHECKING:
     import requests
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
-"""Told the file's name, the bytes that are here, and the bytes in all if the server says."""
+"""Callback with a file name, the bytes received, and the total bytes if the server sends them."""
 
 CHUNK = 1 << 16
 TIMEOUT = 30.0
-"""Seconds without a byte after which a connection is given up."""
-PATIENCE, LEAST = 60.0, 60 * 1024
-"""In so many seconds at least so many bytes arrive, or the connection is given up too."""
-MOST_BYTES = 2**34
-"""Of a download, and of what an archive holds: several times the largest that is offered."""
-OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
-"""Errors that say nothing of an archive."""
+"""Seconds without a byte after which a connection is closed."""
+RATE_WINDOW, MIN_WINDOW_BYTES = 60.0, 60 * 1024
+"""A connection is also closed if fewer than `MIN_WINDOW_BYTES` arrive in `RATE_WINDOW` seconds."""
+MAX_BYTES = 2**34
+"""Largest size of a download and of the content of an archive, several times the largest in the
+catalog."""
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+"""Error codes that concern the disk, not the archive that is unpacked."""
 HEADERS = {"User-Agent": "equilibria", "Accept-Encoding": "identity"}
 
 
 class DownloadError(OSError):
-    """A download did not arrive."""
+    """A download failed."""
 
 
 def download(
     name: str, root: Path | str | None = None, *, progress: Progress | None = None
 ) -> Path | None:
-    """Bring a data set to `root` (or to what EQUILIBRIA_DATA names), and return its folder.
+    """Download a data set; files that are already there are kept.
 
-    What is there already is kept. None for a data set that needs no files. An error for one whose
-    license asks for a registration says where to go instead.
+    Args:
+        name: Name of the data set.
+        root: Folder of all data sets; by default the environment variable EQUILIBRIA_DATA.
+        progress: Callback for progress.
+
+    Returns:
+        The folder of the data set, or None if it needs no files.
+
+    Raises:
+        DownloadError: If the download fails, or its license requires a registration. The message
+            then says where to register.
 
     Examples:
         >>> from equilibria.data.download import download
-        >>> print(download("digits"))  # comes with the package: there is nothing to fetch
+        >>> print(download("digits"))  # comes with scikit-learn
         None
     """
     card = dataset_card(name)
     if not card.folders:
         return None
     base = data_root(root)
-    found = card.find(base)
-    if found is not None:
-        return found
+    existing = card.find(base)
+    if existing is not None:
+        return existing
     if not card.downloads:
         raise DownloadError(
-            f"{name!r} cannot be downloaded here. {card.obtain} "
+            f"{name!r} cannot be downloaded automatically. {card.obtain} "
             f"The folder of data sets is {base}; license: {card.license}"
         )
     for item in card.downloads:
@@ -79,20 +88,21 @@ def download(
             fetch_file(item.url, base / item.target, item.checksum, progress=progress)
             continue
         archive = base / Path(urlsplit(item.url).path).name
-        # Something is missing: of one archive, or of one that is left and was unpacked in part.
-        is_whole = (base / item.target).exists() and len(card.downloads) > 1
-        if archive.exists() or not is_whole:
+        # Files are missing. If there are several archives, those that are unpacked are kept. An
+        # archive that still exists was not unpacked to its end.
+        is_complete = (base / item.target).exists() and len(card.downloads) > 1
+        if archive.exists() or not is_complete:
             fetch_file(item.url, archive, item.checksum, progress=progress)
             unpack(archive, base / item.unpack_into)
             archive.unlink()
-    found = card.find(base)
-    if found is None:
+    folder = card.find(base)
+    if folder is None:
         raise DataFileError(
             base,
             f"{name!r} was downloaded, but its files are not in {' or '.join(card.folders)}",
-            "look whether an older copy is in the way",
+            "remove older copies of the data set, then download it again",
         )
-    return found
+    return folder
 
 
 def fetch_file(
@@ -104,34 +114,44 @@ def fetch_file(
     attempts: int = 4,
     pause: float = 1.0,
 ) -> None:
-    """Bring `url` to `path`; where the connection is cut, try again after so many seconds.
+    """Download a file and verify its checksum.
 
-    What has arrived is kept in `path` with `.part` added, so that a later call goes on from there,
-    until the checksum ("md5:…" or "sha256:…") is right. A file that is there already is kept if its
-    checksum is right, and replaced if not.
+    Received bytes are kept in `path` with `.part` added, and a later call resumes there. A file
+    that exists is kept if its checksum matches, and replaced otherwise.
+
+    Args:
+        url: Address of the file, http or https.
+        path: Path to write.
+        checksum: "md5:…" or "sha256:…".
+        progress: Callback for progress.
+        attempts: Number of attempts if the connection is interrupted.
+        pause: Seconds between attempts.
+
+    Raises:
+        DownloadError: If the download fails or the checksum does not match.
     """
     import pooch
 
     if not url.startswith(("https://", "http://")):
-        raise DownloadError(f"cannot download {url}: only http and https addresses are read")
+        raise DownloadError(f"cannot download {url}: the address must begin with http or https")
     part = path.with_name(path.name + ".part")
-    for place in (path, part):
-        if place.exists():
-            check_plain_file(place)
+    for file in (path, part):
+        if file.exists():
+            check_plain_file(file)
 
     def downloader(url: str, output_file: str, _: object) -> None:
-        """For pooch, which checks what is in `output_file` and then moves it to its place."""
+        """Download for pooch, which verifies `output_file` and then moves it to `path`."""
         for attempt in range(attempts):
             if attempt:
                 time.sleep(pause)
-            reason = _read_on(url, path, part, progress, checksum)
+            reason = _resume(url, path, part, progress, checksum)
             if reason is None:
                 os.replace(part, output_file)
                 return
         kept = part.stat().st_size if part.exists() else 0
         raise DownloadError(
-            f"cannot download {url}: {reason}. {kept:,} bytes are kept: when the network is back, "
-            f"run it again to go on from there, or put the file at {path} yourself"
+            f"cannot download {url}: {reason}. {kept:,} bytes are kept: run the command again to "
+            f"resume, or save the file as {path}"
         )
 
     pooch.get_logger().setLevel("WARNING")
@@ -141,114 +161,126 @@ def fetch_file(
         )
     except ValueError as error:
         raise DownloadError(
-            f"what came from {url} is not the published file: its checksum is not {checksum}. "
-            "It was deleted; run it again, and if it happens twice, the file at that address "
-            "has changed"
+            f"the file from {url} was deleted because its checksum is not {checksum}. Run the "
+            "command again; if the error repeats, the published file has changed"
         ) from error
     except DownloadError:
         raise
     except OSError as error:
-        remedy = "choose a folder that can be written"
+        remedy = "choose a writable folder"
         if error.errno == errno.ENOSPC:
-            remedy = "what has arrived is kept: make room, and run it again to go on from there"
+            remedy = "free some disk space and run the command again to resume"
         raise DownloadError(f"cannot write {path}: {error}; {remedy}") from error
 
 
-def _read_on(
+def _resume(
     url: str, path: Path, part: Path, progress: Progress | None, checksum: str
 ) -> str | None:
-    """Read on from what is in `part`; None once all is there, or why the connection ended."""
+    """Append the rest of the file to `part`; return why the connection ended, None if complete."""
     import requests
     from pooch.hashes import hash_matches
     from urllib3.exceptions import HTTPError
 
-    here = part.stat().st_size if part.exists() else 0
-    wanted = {"Range": f"bytes={here}-"} if here else {}
+    received = part.stat().st_size if part.exists() else 0
+    byte_range = {"Range": f"bytes={received}-"} if received else {}
     try:
-        answer = _in_time(
-            partial(requests.get, url, headers={**HEADERS, **wanted}, stream=True, timeout=TIMEOUT)
+        response = _with_deadline(
+            partial(
+                requests.get, url, headers={**HEADERS, **byte_range}, stream=True, timeout=TIMEOUT
+            )
         )
     except Empty:
-        return f"no whole answer came in {PATIENCE:g} seconds"
+        return f"the server did not respond within {RATE_WINDOW:g} seconds"
     except requests.RequestException as error:
-        # The innermost of the errors that are wrapped in each other says what happened.
+        # Errors are nested; the innermost one describes the cause.
         cause = getattr(error.args[0] if error.args else None, "reason", error)
         return str(cause).rpartition("): ")[2]
-    with answer:
-        extent = answer.headers.get("Content-Range", "")
-        if answer.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and here:
-            if extent.rpartition("/")[2] == str(here):
+    with response:
+        extent = response.headers.get("Content-Range", "")
+        if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and received:
+            if extent.rpartition("/")[2] == str(received):
                 return None
             part.unlink()
-            return "the part that was here did not fit the file"
-        if not answer.ok:
-            reason = f"the server answers {answer.status_code} {answer.reason}"
-            if answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return "the partial file did not match the published file"
+        if not response.ok:
+            reason = f"the server responded {response.status_code} {response.reason}"
+            if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 return reason
             raise DownloadError(
-                f"cannot download {url}: {reason}. If it has moved, put it at {path} yourself"
+                f"cannot download {url}: {reason}. If the file has moved, save it as {path}"
             )
-        if answer.status_code != HTTPStatus.PARTIAL_CONTENT:
-            here = 0
-        elif not extent.startswith(f"bytes {here}-"):
+        if response.status_code != HTTPStatus.PARTIAL_CONTENT:
+            received = 0
+        elif not extent.startswith(f"bytes {received}-"):
             part.unlink()
-            return "the server sent another part than the one asked for"
-        length = answer.headers.get("Content-Length", "")
-        total = here + int(length) if length.isdigit() else None
-        of_all = f" of {total:,}" if total is not None else ""
-        began, in_time = monotonic(), 0
-        with part.open("ab" if here else "wb") as file:
+            return "the server did not send the requested part of the file"
+        length = response.headers.get("Content-Length", "")
+        total = received + int(length) if length.isdigit() else None
+        of_total = f" of {total:,}" if total is not None else ""
+        window_start, window_bytes = monotonic(), 0
+        with part.open("ab" if received else "wb") as file:
             try:
-                # What has arrived, as it was published: a file that is compressed stays so.
-                while chunk := answer.raw.read1(CHUNK, decode_content=False):
+                # Without decoding, compressed files stay as they were published.
+                while chunk := response.raw.read1(CHUNK, decode_content=False):
                     file.write(chunk)
-                    here += len(chunk)
-                    in_time += len(chunk)
-                    if max(here, total or 0) > MOST_BYTES:
+                    received += len(chunk)
+                    window_bytes += len(chunk)
+                    if max(received, total or 0) > MAX_BYTES:
                         raise DownloadError(
-                            f"cannot download {url}: it is larger than {MOST_BYTES:,} bytes, as "
-                            f"no data set here is. Delete {part}, and look what is there"
+                            f"cannot download {url}: it is larger than the limit of "
+                            f"{MAX_BYTES:,} bytes. Delete {part} and check the address"
                         )
                     if progress is not None:
-                        progress(path.name, here, total)
-                    if monotonic() - began > PATIENCE:
-                        if in_time < LEAST:
+                        progress(path.name, received, total)
+                    if monotonic() - window_start > RATE_WINDOW:
+                        if window_bytes < MIN_WINDOW_BYTES:
                             return (
-                                f"only {in_time:,} bytes came in a minute, {here:,}{of_all} so far"
+                                f"only {window_bytes:,} bytes arrived in {RATE_WINDOW:g} seconds, "
+                                f"{received:,}{of_total} so far"
                             )
-                        began, in_time = monotonic(), 0
+                        window_start, window_bytes = monotonic(), 0
             except HTTPError:
-                return f"the connection ended after {here:,}{of_all} bytes"
+                return f"the connection ended after {received:,}{of_total} bytes"
     if total is None and not hash_matches(str(part), checksum):
-        # Without a length, an end looks like a cut: it is asked for more.
-        return f"the connection ended after {here:,} bytes, which are not the published file"
+        # Without a length, the end of the file and an interruption are the same: request the rest.
+        return f"the connection ended after {received:,} bytes, which are not the published file"
     return None
 
 
-def _in_time(ask: Callable[[], requests.Response]) -> requests.Response:
-    """What is answered within `PATIENCE`: a server can make a header last by sending it slowly."""
-    answers: SimpleQueue[requests.Response | Exception] = SimpleQueue()
+def _with_deadline(request: Callable[[], requests.Response]) -> requests.Response:
+    """Send a request; raise `Empty` after `RATE_WINDOW` seconds.
 
-    def put_answer() -> None:
+    The timeout of requests is per byte, so that a server could send its header forever.
+    """
+    results: SimpleQueue[requests.Response | Exception] = SimpleQueue()
+
+    def send() -> None:
         try:
-            answers.put(ask())
+            results.put(request())
         except Exception as error:
-            answers.put(error)
+            results.put(error)
 
-    # Left alone if it takes too long; a program does not wait for it at its end.
-    Thread(target=put_answer, daemon=True).start()
-    answer = answers.get(timeout=PATIENCE)
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    # A daemon thread does not keep the program alive if the request never ends.
+    Thread(target=send, daemon=True).start()
+    result = results.get(timeout=RATE_WINDOW)
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a tar or zip file into `folder`.
+    """Unpack a tar or zip file completely or not at all.
 
-    All of it arrives or nothing does: it is unpacked beside its place, to its end, where the
-    checksum of a compressed one is, and moved there at last. An archive with links, devices, or
-    names that lead elsewhere is refused; a file that is there already is replaced.
+    The archive is unpacked to its end, which verifies the checksum of a compressed one, into a
+    temporary folder inside `folder`. Its members are then moved; existing files are replaced.
+
+    Args:
+        archive: Archive file.
+        folder: Folder to unpack into.
+
+    Raises:
+        DataFileError: If the archive is damaged, or has links, devices, or paths outside `folder`.
+        DownloadError: If the files cannot be written.
     """
     check_plain_file(archive)
     size = 0
@@ -258,36 +290,41 @@ def unpack(archive: Path, folder: Path) -> None:
             for name, is_plain, content in _members(archive):
                 path = PureWindowsPath(name)
                 if path.anchor or ".." in path.parts or "\0" in name:
-                    raise DataFileError(archive, f"refused: its member {name!r} leads out")
+                    raise DataFileError(
+                        archive, f"rejected: its member {name!r} is outside the target folder"
+                    )
                 if not is_plain:
-                    raise DataFileError(archive, f"refused: {name!r} is a link or a device")
-                place = Path(scratch) / name
-                (place if content is None else place.parent).mkdir(parents=True, exist_ok=True)
+                    raise DataFileError(
+                        archive, f"rejected: its member {name!r} is a link or a device"
+                    )
+                target = Path(scratch) / name
+                (target if content is None else target.parent).mkdir(parents=True, exist_ok=True)
                 if content is None:
                     continue
-                with place.open("wb") as file:
+                with target.open("wb") as file:
                     while chunk := content.read(CHUNK):
                         size += file.write(chunk)
-                        if size > MOST_BYTES:
+                        if size > MAX_BYTES:
                             raise DataFileError(
-                                archive, f"refused: it holds more than {MOST_BYTES:,} bytes"
+                                archive, f"rejected: it holds more than {MAX_BYTES:,} bytes"
                             )
-            # All of them are known, and possible, before the first is made.
-            for unpacked, place in list(_moves(Path(scratch), folder)):
-                os.replace(unpacked, place)
+            # The list checks every move before the first one is made.
+            for unpacked, target in list(_moves(Path(scratch), folder)):
+                os.replace(unpacked, target)
     except DataFileError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in OF_THE_DISK:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             raise DownloadError(
-                f"cannot unpack {archive}: {error}. Make room, and run it again to go on from there"
+                f"cannot unpack {archive}: {error}. Make the folder writable or free some disk "
+                "space, and run the command again"
             ) from error
-        # Damaged archives raise nearly anything.
+        # Damaged archives raise almost any exception.
         raise DataFileError(archive, f"cannot be unpacked ({error})") from error
 
 
 class _TarMember(tarfile.TarInfo):
-    """Of which a broken one is an error; to `tarfile` it is the end of the archive."""
+    """Member whose damaged header raises; `tarfile` would take it for the end of the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _TarMember:
@@ -296,15 +333,15 @@ class _TarMember(tarfile.TarInfo):
         except tarfile.HeaderError as error:
             if buf.count(0) == tarfile.BLOCKSIZE:
                 raise
-            raise tarfile.ReadError(f"damaged or cut off: {error}") from error
+            raise tarfile.ReadError(f"damaged or truncated: {error}") from error
 
 
 def _members(archive: Path) -> Iterator[tuple[str, bool, IO[bytes] | None]]:
-    """The name of each member, whether it is a plain file or folder, and what is in a file."""
+    """Yield the name of each member, whether it is a plain file or folder, and a file's content."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             for entry in zipped.infolist():
-                # The upper half holds the kind of file where the archive comes from Unix.
+                # Archives from Unix store the file mode in the upper half.
                 kind = S_IFMT(entry.external_attr >> 16)
                 is_plain = kind in (0, S_IFREG) or S_ISDIR(kind)
                 with zipped.open(entry) as content:
@@ -314,23 +351,28 @@ def _members(archive: Path) -> Iterator[tuple[str, bool, IO[bytes] | None]]:
         for member in packed:
             inside = packed.extractfile(member) if member.isfile() else None
             yield member.name, member.isfile() or member.isdir(), inside
+        # Reading to the end makes the decompressor verify its checksum.
         while packed.fileobj is not None and packed.fileobj.read(CHUNK):
             pass
 
 
 def _moves(scratch: Path, folder: Path) -> Iterator[tuple[Path, Path]]:
-    """From where to where what was unpacked goes; whole folders at once where none is there yet."""
+    """Yield (source, target) of the moves; new folders are moved as a whole."""
     for entry in scratch.iterdir():
-        place = folder / entry.name
-        if entry.is_dir() and place.is_dir():
-            if place.is_symlink() and not place.resolve().is_relative_to(folder.resolve()):
+        target = folder / entry.name
+        if entry.is_dir() and target.is_dir():
+            if target.is_symlink() and not target.resolve().is_relative_to(folder.resolve()):
                 raise DataFileError(
-                    place, "a link that leads out of the folder", "remove it, then unpack again"
+                    target,
+                    "is a link to a place outside the target folder",
+                    "remove it, then unpack again",
                 )
-            yield from _moves(entry, place)
-        elif place.is_dir() or (entry.is_dir() and os.path.lexists(place)):
+            yield from _moves(entry, target)
+        elif target.is_dir() or (entry.is_dir() and os.path.lexists(target)):
             raise DataFileError(
-                place, "in the way of what is unpacked", "remove it, then unpack again"
+                target,
+                "prevents unpacking: a file and a folder have the same name",
+                "remove it, then unpack again",
             )
         else:
-            yield entry, place
+            yield entry, target

@@ -1,4 +1,4 @@
-"""Pixels from image files and bytes, with limits on what is decoded, and images from pixels."""
+"""Conversion between image files and tensors, with limits on the memory that decoding takes."""
 
 from __future__ import annotations
 
@@ -23,54 +23,55 @@ Item = TypeVar("Item")
 Content = TypeVar("Content")
 
 BRIGHTEST = 255.0
-"""The largest byte, which is 1 in an image of floats."""
-SEVERAL_FRAMES = frozenset({".gif", ".tif", ".tiff", ".webp"})
+"""Largest byte, which corresponds to 1 in floating-point images."""
+MULTI_FRAME_SUFFIXES = frozenset({".gif", ".tif", ".tiff", ".webp"})
 SENT_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Formats accepted over a network."""
 FORMATS = (*SENT_FORMATS, "TIFF", "PPM", "DIB", "TGA", "AVIF", "JPEG2000")
-"""Formats of image files. Their headers state the size of what is decoded, and Pillow decodes them
-in C. EPS is not among them: its reader runs another program."""
-MOST_PIXELS = 25_000_000
+"""Formats of image files. Their headers state the decoded size, and Pillow decodes them in C. EPS
+is excluded because its reader runs another program."""
+MAX_SENT_PIXELS = 25_000_000
+"""Largest number of pixels of an image accepted over a network."""
 DECODED_BYTES, SMALL_FILE = 200_000_000, 1_000_000
 """Memory that decoding may take for a file of up to `SMALL_FILE` bytes; a larger file may take
 proportionally more."""
-MOST_SCANNED = 500_000_000
-"""Pixels times scans of a JPEG: every scan passes over all pixels."""
+MAX_SCANNED_PIXELS = 500_000_000
+"""Largest product of pixels and scans of a JPEG; every scan visits all pixels."""
 PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
 """Bytes per pixel in Pillow's memory; 4 in other modes."""
 WORKING_BYTES = {"WEBP": 12, "AVIF": 6, "JPEG2000": 12}
-"""Bytes per pixel of a decoder's own working memory, where it is more than some rows."""
-DETAILED, PIXELS_PER_BYTE = 2_000_000, 8
-"""Pixels that any image may have where its pixels are worked on as they are, and how many it may
-have per byte of its file. A noisy photograph takes more than a bit per pixel in a JPEG."""
+"""Bytes per pixel of a decoder's working memory, if it is more than a few rows."""
+FREE_PIXELS, PIXELS_PER_BYTE = 2_000_000, 8
+"""Limits for work at full resolution: an image may always have `FREE_PIXELS` pixels, and larger
+files may have `PIXELS_PER_BYTE`. A JPEG of a noisy photograph has more than one bit per pixel."""
 START_OF_SCAN = b"\xff\xda"
 TILE = 2**20
-"""Pixels that are converted at once, so that intermediate results take little memory."""
+"""Number of pixels that are converted at once, to bound the memory of intermediate results."""
 GRAY_MODES = frozenset({"1", "L", "LA", "La"})
-NUMBERS = frozenset({"I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
-"""Modes of more than 8 bits per channel."""
+HIGH_DEPTH_MODES = frozenset({"I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
+"""Pillow modes of more than 8 bits per channel."""
 TILE_WIDTH, TILE_LENGTH = 322, 323
-"""Tags of TIFF."""
+"""TIFF tags of the size of a tile."""
 ORIENTATION, SIDEWAYS = 0x0112, range(5, 9)
-"""Of EXIF: the tag, and those of its values that turn an image by a quarter."""
+"""EXIF tag of the orientation, and its values that swap width and height."""
 
 
 def read_pixels(
     source: Path | bytes, framing: Framing = AS_ON_DISK, *, is_gray: bool | None = False
 ) -> Tensor:
-    """Read an image as a model takes it: float32 in [0, 1], shape `(channels, height, width)`.
+    """Read an image as a float32 tensor of shape (C, H, W) with values in [0, 1].
 
-    `open_image` describes how colors, transparency, rotation and large numbers are treated.
+    `open_image` describes the treatment of colors, transparency, rotation and high bit depths.
     `image_from_tensor` is the inverse.
 
     Args:
-        source: An image file, or its content. Content may have come over a network: only
-            `SENT_FORMATS` with at most `MOST_PIXELS` pixels are accepted.
-        framing: The size that the image is brought to.
-        is_gray: Whether to return one channel or three. None keeps a gray image gray.
+        source: An image file, or its content as bytes. Since bytes may come over a network, only
+            the formats `SENT_FORMATS` with at most `MAX_SENT_PIXELS` pixels are accepted.
+        framing: Size that the image is scaled and cropped to.
+        is_gray: Whether to return one channel instead of three. None keeps gray images gray.
 
     Raises:
-        DataFileError: If the image cannot be read, or takes too much memory to decode.
+        DataFileError: If the image cannot be read, or decoding it would take too much memory.
 
     Examples:
         >>> from pathlib import Path
@@ -92,29 +93,35 @@ def as_pixels(levels: Tensor) -> Tensor:
 def read_image(
     path: Path, framing: Framing = AS_ON_DISK, *, is_gray: bool | None = False
 ) -> Tensor:
-    """Read an image like `read_pixels`, but as bytes, which take a quarter of the memory."""
+    """Read an image file like `read_pixels`, but as bytes, which take a quarter of the memory."""
     return image_to_tensor(framing.apply(open_image(path, is_gray=is_gray, framing=framing)))
 
 
 def read_label_map(path: Path, framing: Framing) -> Tensor:
-    """Read a map with one label per pixel, each one byte, shape `(1, height, width)`."""
+    """Read a label map with one byte per pixel, shape (1, H, W)."""
     with _opened(path) as image:
         if image.mode not in ("L", "P"):
             raise DataFileError(
-                path, f"not a map of labels: its pixels are {image.mode}, not one byte each"
+                path, f"a label map has one byte per pixel, but the mode is {image.mode}"
             )
         return image_to_tensor(framing.apply(image, is_map=True))
 
 
 def open_image(path: Path, *, is_gray: bool | None = False, framing: Framing = AS_ON_DISK) -> Image:
-    """The image in a file of any kind, as a viewer shows it: 8 bits, gray or in three colors.
+    """Open an image file as a viewer would show it, with 8 bits per channel, gray or RGB.
 
-    is_gray: None leaves a gray file gray, and any other in color.
+    The image is rotated according to its EXIF data, transparent pixels are blended with white, and
+    only the first frame or page is read. The range is 0 to 65535 for pixels of 16 bits, and 0 to 1
+    for floating-point pixels.
 
-    It is turned as its EXIF data say; what is transparent lies on white; of several frames or pages
-    the first counts. Pixels of 16 bits go from 0 to 65535, those of floating-point numbers from 0
-    to 1. A JPEG that is much larger than `framing` needs may come in a half, a quarter or an eighth
-    of its size, which takes a fraction of the time.
+    Args:
+        path: Image file.
+        is_gray: Whether to convert to gray instead of RGB. None keeps gray images gray.
+        framing: Size that the image will be scaled to. A much larger JPEG may be decoded at a half,
+            a quarter or an eighth of its size, which is faster.
+
+    Raises:
+        DataFileError: If the image cannot be read, or decoding it would take too much memory.
 
     Examples:
         >>> from pathlib import Path
@@ -124,68 +131,72 @@ def open_image(path: Path, *, is_gray: bool | None = False, framing: Framing = A
         'L'
     """
     with _opened(path, framing) as opened:
-        return _shown(path, opened, is_gray=is_gray)
+        return _as_viewed(path, opened, is_gray=is_gray)
 
 
 def decode_image(
     content: bytes, *, is_gray: bool | None = False, framing: Framing = AS_ON_DISK
 ) -> Image:
-    """The image in bytes that came from somewhere, as `open_image` gives it.
+    """Decode an image that was received over a network; the result is that of `open_image`.
 
-    Accepts `SENT_FORMATS` of at most `MOST_PIXELS` pixels.
+    Args:
+        content: Content of an image file in one of the formats `SENT_FORMATS`, with at most
+            `MAX_SENT_PIXELS` pixels.
+        is_gray: Whether to convert to gray instead of RGB. None keeps gray images gray.
+        framing: Size that the image will be scaled to.
 
     Raises:
-        DataFileError: If the bytes are no such image, or decoding takes more memory than a file of
-            this size is allowed.
+        DataFileError: If the content is not such an image, or decoding it would take more memory
+            than is allowed for its size.
     """
     import PIL.Image
 
-    place = Path("the picture")
+    path = Path("the picture")
     try:
         with PIL.Image.open(BytesIO(content), formats=SENT_FORMATS) as opened:
-            if opened.width * opened.height > MOST_PIXELS:
+            if opened.width * opened.height > MAX_SENT_PIXELS:
                 raise DataFileError(
-                    place,
-                    f"more than {MOST_PIXELS:,} pixels, {opened.width}×{opened.height}",
+                    path,
+                    f"has more than {MAX_SENT_PIXELS:,} pixels ({opened.width}×{opened.height})",
                     "send a smaller one",
                 )
-            _load(place, opened, len(content), framing)
-            return _shown(place, opened, is_gray=is_gray)
+            _load(path, opened, len(content), framing)
+            return _as_viewed(path, opened, is_gray=is_gray)
     except DataFileError:
         raise
     except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
-        what = f"more than {MOST_PIXELS:,} pixels"
-        raise DataFileError(place, what, "send a smaller one") from error
+        problem = f"has more than {MAX_SENT_PIXELS:,} pixels"
+        raise DataFileError(path, problem, "send a smaller one") from error
     except Exception as error:
-        # Damaged images raise nearly anything.
-        what = "cannot be read as an image"
-        raise DataFileError(place, what, f"send a {' or '.join(SENT_FORMATS)}") from error
+        # Decoders of damaged images raise almost any exception.
+        problem = "cannot be read as an image"
+        raise DataFileError(path, problem, f"send a {' or '.join(SENT_FORMATS)}") from error
 
 
-def _shown(path: Path, opened: Image, *, is_gray: bool | None) -> Image:
-    """Convert a decoded image, which may be changed, to what a viewer shows."""
+def _as_viewed(path: Path, opened: Image, *, is_gray: bool | None) -> Image:
+    """Convert a decoded image as a viewer would show it; `opened` may change."""
     import PIL.Image
     import PIL.ImageOps
 
     PIL.ImageOps.exif_transpose(opened, in_place=True)
-    _check_numbers(path, opened)
+    _check_range(path, opened)
     if is_gray is None:
-        is_gray = opened.mode in (*GRAY_MODES, *NUMBERS)
+        is_gray = opened.mode in (*GRAY_MODES, *HIGH_DEPTH_MODES)
     mode = "L" if is_gray else "RGB"
     boxes = _tiles(opened.size)
     if len(boxes) == 1:
         return _converted(opened, mode)
-    shown = PIL.Image.new(mode, opened.size)
+    result = PIL.Image.new(mode, opened.size)
     for box in boxes:
-        shown.paste(_converted(opened.crop(box), mode), box)
-    return shown
+        result.paste(_converted(opened.crop(box), mode), box)
+    return result
 
 
 def _converted(image: Image, mode: str) -> Image:
-    """The image in this mode, what is transparent on white."""
+    """Convert to a mode; blend transparent pixels with white."""
     import PIL.Image
 
-    image = _in_bytes(image)
+    image = _to_8_bits(image)
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         white = PIL.Image.new("RGBA", image.size, "white")
         image = PIL.Image.alpha_composite(white, image.convert("RGBA"))
@@ -193,7 +204,7 @@ def _converted(image: Image, mode: str) -> Image:
 
 
 def _tiles(size: tuple[int, int]) -> list[tuple[int, int, int, int]]:
-    """Boxes of at most `TILE` pixels that cover an image of this width and height."""
+    """Cover an image of this width and height by boxes of at most `TILE` pixels."""
     width, height = size
     across = min(width, TILE)
     down = TILE // max(1, across)
@@ -205,7 +216,10 @@ def _tiles(size: tuple[int, int]) -> list[tuple[int, int, int, int]]:
 
 
 def has_several_frames(path: Path) -> bool:
-    """Whether a file is an animation, or has pages, of which `open_image` takes the first.
+    """Whether an image file has several frames or pages; `open_image` reads only the first.
+
+    Args:
+        path: Image file.
 
     Examples:
         >>> from pathlib import Path
@@ -216,17 +230,23 @@ def has_several_frames(path: Path) -> bool:
     """
     import PIL.Image
 
-    if path.suffix.lower() not in SEVERAL_FRAMES:
+    if path.suffix.lower() not in MULTI_FRAME_SUFFIXES:
         return False
     try:
         with PIL.Image.open(path) as image:
             return bool(getattr(image, "is_animated", False))
-    except Exception:  # Whoever reads it says what is wrong with it.
+    except Exception:  # Reading the file will report what is wrong with it.
         return False
 
 
 def image_to_tensor(image: Image) -> Tensor:
-    """The bytes of an image, shape `(channels, height, width)`.
+    """Convert a Pillow image to a tensor of bytes.
+
+    Args:
+        image: Image with 8 bits per channel.
+
+    Returns:
+        Bytes (uint8), shape (C, H, W).
 
     Examples:
         >>> pixels = torch.tensor([[[0.0, 1.0]]])
@@ -237,7 +257,11 @@ def image_to_tensor(image: Image) -> Tensor:
 
 
 def image_from_tensor(pixels: Tensor) -> Image:
-    """The image of numbers in [0, 1], shape `(channels, height, width)`, gray or in color.
+    """Convert a tensor to a Pillow image; the inverse of `read_pixels`.
+
+    Args:
+        pixels: Pixels, shape (C, H, W) with one or three channels. Values are clamped to [0, 1]
+            and rounded to multiples of 1/255.
 
     Examples:
         >>> image = eq.data.image_from_tensor(torch.rand(3, 4, 6))
@@ -255,14 +279,18 @@ def readable(
     read: Callable[[Item], Content],
     on_unreadable: Callable[[Exception], None] | None = None,
 ) -> Iterator[tuple[Item, Content]]:
-    """Each item with what `read` makes of it; of those it cannot read, `on_unreadable` is told.
+    """Yield each item with the result of `read`, except items that cannot be read.
 
-    Without `on_unreadable` the first one that cannot be read is an error.
+    Args:
+        items: The items.
+        read: Function that reads an item, and raises `OSError` or `ValueError` if it cannot.
+        on_unreadable: Callback for the error of an item that cannot be read. Without it, the error
+            is raised.
 
     Examples:
-        >>> told = []
+        >>> errors = []
         >>> from equilibria.data.image_files import readable
-        >>> [number for _, number in readable(["1", "two"], int, told.append)], len(told)
+        >>> [number for _, number in readable(["1", "two"], int, errors.append)], len(errors)
         ([1], 1)
     """
     for item in items:
@@ -278,53 +306,57 @@ def readable(
 
 @dataclass(frozen=True)
 class Header:
-    """What the first bytes of an image file say."""
+    """Header of an image file.
+
+    Attributes:
+        size: Width and height, after rotation according to the EXIF data.
+        mode: Pillow's mode of the pixels.
+    """
 
     size: tuple[int, int]
-    """Width and height, as the image is shown."""
     mode: str
 
 
 def header_of(path: Path) -> Header:
-    """Width, height and kind of pixels of an image, which is not decoded."""
+    """Read the header of an image file without decoding the image."""
     with _opened(path, None) as image:
-        # Pillow would decode other kinds of files to find their EXIF data.
-        turned = image.format in ("JPEG", "MPO") and image.getexif().get(ORIENTATION) in SIDEWAYS
-        return Header(image.size[::-1] if turned else image.size, image.mode)
+        # For the EXIF data of other formats, Pillow would decode the image.
+        rotated = image.format in ("JPEG", "MPO") and image.getexif().get(ORIENTATION) in SIDEWAYS
+        return Header(image.size[::-1] if rotated else image.size, image.mode)
 
 
 def check_detail(path: Path) -> None:
-    """Refuse an image of far more pixels than a file of its size can show in detail.
+    """Reject an image with far more pixels than a detailed image in a file of its size.
 
-    For work whose time and memory grow with the pixels of the image as it is, such as restoration.
+    Use this before work at full resolution, such as restoration.
 
     Raises:
-        DataFileError: If the file has more than `DETAILED` pixels and more than
+        DataFileError: If the file has more than `FREE_PIXELS` pixels and more than
             `PIXELS_PER_BYTE` of them per byte.
     """
     width, height = header_of(path).size
     size = check_plain_file(path)
-    allowed = max(DETAILED, PIXELS_PER_BYTE * size)
+    allowed = max(FREE_PIXELS, PIXELS_PER_BYTE * size)
     if width * height > allowed:
         raise DataFileError(
             path,
-            f"{width}×{height} pixels in a file of {size:,} bytes, which are mostly flat: a file "
-            f"of this size may have {allowed:,} pixels",
-            "scale the picture down, or cut out the part that matters",
+            f"{width}×{height} pixels in a file of {size:,} bytes, more than the limit of "
+            f"{allowed:,} pixels for a file of this size",
+            "scale the picture down or crop it",
         )
 
 
 @contextmanager
 def _opened(path: Path, framing: Framing | None = AS_ON_DISK) -> Iterator[Image]:
-    """The image in a file; what goes wrong with it in this block is an error of the file.
+    """Open an image file; errors in the block become errors of the file.
 
-    Of a JPEG not more is decoded than `framing` needs; None decodes nothing.
+    A JPEG is decoded only at the resolution that `framing` needs; None decodes nothing.
     """
     import PIL.Image
 
     size = check_plain_file(path)
     PIL.Image.init()
-    # Which of them Pillow can open depends on how it was built.
+    # Some formats are optional when Pillow is built.
     formats = [name for name in FORMATS if name in PIL.Image.OPEN]
     try:
         with PIL.Image.open(path, formats=formats) as image:
@@ -334,35 +366,35 @@ def _opened(path: Path, framing: Framing | None = AS_ON_DISK) -> Iterator[Image]
     except DataFileError:
         raise
     except Exception as error:
-        # Damaged images raise nearly anything.
+        # Decoders of damaged images raise almost any exception.
         raise DataFileError(path, f"cannot be read as an image ({error})") from error
 
 
 def _load(path: Path, image: Image, size: int, framing: Framing) -> None:
-    """Decode an image from a file of `size` bytes, unless that takes out of proportion to it."""
+    """Decode an image, unless the cost is out of proportion to the file's `size` in bytes."""
     width, height = image.size
     pixels, share = width * height, max(1.0, size / SMALL_FILE)
     image.draft(None, framing.needed(image))
     needed = 0
     if image.format in ("JPEG", "MPO"):
         file = image.fp  # type: ignore[attr-defined]
-        place = file.tell()
+        position = file.tell()
         file.seek(0)
         scans = file.read().count(START_OF_SCAN)
-        file.seek(place)
-        if scans * pixels > MOST_SCANNED * share:
-            what = f"{scans:,} scans of {width}×{height} pixels, which take too long to decode"
-            raise DataFileError(path, what, "save it as a JPEG that is not progressive")
-        if scans > 1:  # All coefficients are kept, 16 bits each.
+        file.seek(position)
+        if scans * pixels > MAX_SCANNED_PIXELS * share:
+            problem = f"{scans:,} scans of {width}×{height} pixels take too long to decode"
+            raise DataFileError(path, problem, "save it as a JPEG that is not progressive")
+        if scans > 1:  # The decoder keeps all coefficients, 16 bits each.
             needed = 2 * len(image.getbands()) * pixels
     elif image.format == "TIFF":
         tile: Any = image.tag_v2  # type: ignore[attr-defined]
-        # A strip may be the whole image, and a tile larger than it.
+        # A strip can be the whole image, and a tile can be larger than the image.
         strip = max(pixels, int(tile.get(TILE_WIDTH, 1)) * int(tile.get(TILE_LENGTH, 1)))
         needed = strip * (PIXEL_BYTES.get(image.mode) or 8)
     elif image.format == "PNG" and _has_16_bits(image):
         needed = 6 * pixels
-    # A decoder keeps two rows, of up to 8 bytes per pixel, and Pillow a pointer to each row.
+    # A decoder keeps two rows of up to 8 bytes per pixel; Pillow keeps pointers to the rows.
     needed += 16 * width + 32 * height + WORKING_BYTES.get(image.format or "", 0) * pixels
     # The result is a second image.
     needed += image.width * image.height * (PIXEL_BYTES.get(image.mode, 4) + 4)
@@ -371,34 +403,35 @@ def _load(path: Path, image: Image, size: int, framing: Framing) -> None:
         raise DataFileError(
             path,
             f"{width}×{height} pixels in a file of {size:,} bytes: decoding takes about "
-            f"{needed / 1e6:,.0f} MB, more than the {allowed / 1e6:,.0f} MB that a file of this "
-            "size may take",
-            "use a picture of fewer pixels",
+            f"{needed / 1e6:,.0f} MB, more than the limit of {allowed / 1e6:,.0f} MB for a file of "
+            "this size",
+            "use a picture with fewer pixels",
         )
     image.load()
 
 
 def _has_16_bits(image: Image) -> bool:
-    """Whether a file holds 16 bits per channel, of which Pillow may keep 8."""
+    """Whether a file has 16 bits per channel; Pillow's mode may show only 8."""
     tiles: Any = image.tile  # type: ignore[attr-defined]
     return any("16" in str(tile[-1]) for tile in tiles)
 
 
-def _check_numbers(path: Path, image: Image) -> None:
-    """Refuse pixels of more than a byte whose range is not known, which Pillow would clip."""
+def _check_range(path: Path, image: Image) -> None:
+    """Reject pixels of more than 8 bits with an unknown range, which Pillow would clip."""
     if image.mode not in ("I", "F"):
         return
-    # Pillow reads 16 bits of some kinds of files as 32.
+    # Pillow reads PNG and PPM files of 16 bits as 32 bits.
     if image.mode == "I" and image.format not in ("PNG", "PPM"):
-        what = "integers of 32 bits, of which nobody knows the brightest"
-        raise DataFileError(path, what, "save it with 8 or 16 bits a pixel")
+        problem = "has integers of 32 bits, whose range is not known"
+        raise DataFileError(path, problem, "save it with 8 or 16 bits per channel")
     tiles = (np.asarray(image.crop(box)) for box in _tiles(image.size))
     extremes = np.array([(tile.min(), tile.max()) for tile in tiles], dtype=np.float64)
     low, high = extremes[:, 0].min(), extremes[:, 1].max()
     if not (low >= 0 and high <= _brightest(image)):
-        what = f"numbers from {low:g} to {high:g}"
         raise DataFileError(
-            path, what, "scale them to [0, 1], or save it with 8 or 16 bits a pixel"
+            path,
+            f"has values from {low:g} to {high:g}",
+            "scale them to [0, 1], or save it with 8 or 16 bits per channel",
         )
 
 
@@ -406,11 +439,11 @@ def _brightest(image: Image) -> float:
     return 1.0 if image.mode == "F" else 65535.0
 
 
-def _in_bytes(image: Image) -> Image:
-    """The image with its numbers of more than 8 bits, if it has any, rounded to 8 bits."""
+def _to_8_bits(image: Image) -> Image:
+    """Round the values of an image with more than 8 bits per channel to 8 bits."""
     import PIL.Image
 
-    if image.mode not in NUMBERS:
+    if image.mode not in HIGH_DEPTH_MODES:
         return image
     numbers = np.asarray(image).astype(np.float64)
     shades = numbers / _brightest(image)

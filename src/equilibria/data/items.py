@@ -1,4 +1,4 @@
-"""Any map-style `Dataset` of torch, and what it takes to make a data set of it."""
+"""Data sets from map-style `torch.utils.data.Dataset` objects."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ from equilibria.images import AS_ON_DISK, Framing
 
 @dataclass(frozen=True)
 class Items:
-    """The items (image, label) of a map-style `Dataset`.
+    """Source of the items (image, label) of a map-style `Dataset`.
 
-    An image is one of Pillow's, which is framed, or a tensor `(C, H, W)` or `(H, W)` of bytes or of
-    numbers in [0, 1].
+    An image is a Pillow image, or a tensor of shape (C, H, W) or (H, W) with bytes or with
+    floating-point numbers in [0, 1].
+
+    Attributes:
+        dataset: The data set.
+        framing: Size that Pillow images are scaled and cropped to.
+        is_gray: Whether Pillow images are converted to gray ones.
 
     Examples:
         >>> pairs = [(torch.rand(1, 4, 4), 3), (torch.rand(1, 4, 4), 1)]  # any map-style data set
@@ -34,7 +39,6 @@ class Items:
     dataset: Any
     framing: Framing = AS_ON_DISK
     is_gray: bool = False
-    """Whether Pillow's images are read as gray ones."""
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -46,8 +50,8 @@ class Items:
         if any(image.shape != images[0].shape for image in images):
             shapes = sorted({tuple(image.shape) for image in images})
             raise ValueError(
-                f"images of different shapes, {shapes[0]} and {shapes[-1]}: give `size` for those "
-                "of Pillow, or bring tensors to one size"
+                f"images must have the same shape, got {shapes[0]} and {shapes[-1]}: set `size` "
+                "for Pillow images, or resize the tensors in the data set"
             )
         labels = torch.tensor([int(label) for _, label in items], dtype=torch.long)
         return torch.stack(images), labels
@@ -61,14 +65,14 @@ class Items:
             )
         else:
             raise TypeError(
-                f"an image is a tensor or one of Pillow's, not {type(image).__name__}: convert it "
-                "in the data set"
+                f"an image must be a tensor or a Pillow image, got {type(image).__name__}: convert "
+                "it in the data set"
             )
         return as_pixels(pixels).float()
 
     @property
     def labels(self) -> Tensor | None:
-        """The labels, where the data set knows them without its images (`targets`)."""
+        """Labels, if the data set has them without reading images (`targets`)."""
         return _targets(self.dataset)
 
 
@@ -81,11 +85,26 @@ def from_dataset(
     size: int | Sequence[int] | None = None,
     name: str = "given in Python",
 ) -> DataSet:
-    """A data set of map-style `Dataset`s with items (image, label), for `eq.train(…, data=…)`.
+    """Make a data set of map-style `Dataset` objects with items (image, label).
 
-    test: without it, a fifth of the items of `train` is to test on, always the same ones.
-    class_names: without them, `train.classes`, or the numbers up to the largest of its `targets`.
-    size: that Pillow's images are brought to; tensors have theirs.
+    An image is a Pillow image, or a tensor of shape (C, H, W) or (H, W) with bytes or with
+    floating-point numbers in [0, 1].
+
+    Args:
+        train: Items to train on.
+        test: Items to test on. By default a fifth of the items of `train` is held out, the same
+            ones in every run.
+        validation: Items to choose settings on.
+        class_names: Names of the classes. By default `train.classes`, or the numbers from 0 to the
+            largest of `train.targets`.
+        size: Size that Pillow images are scaled and cropped to: a side, or height and width.
+        name: Name of the data set.
+
+    Returns:
+        The data set, for `eq.train(..., data=...)`.
+
+    Raises:
+        ValueError: If images have values outside [0, 1], or the classes are not known.
 
     Examples:
         >>> items = [(torch.rand(1, 8, 8), k % 2) for k in range(8)]
@@ -107,8 +126,9 @@ def from_dataset(
     if test is not None:
         parts["test"] = source(test)
     else:
-        held = stratified_split(parts["train"], TEST_SHARE, TEST_SEED, least=1)
-        parts["train"], parts["test"] = held
+        parts["train"], parts["test"] = stratified_split(
+            parts["train"], TEST_SHARE, TEST_SEED, least=1
+        )
     data = DataSet(
         name=name,
         class_names=_class_names(train, class_names),
@@ -119,9 +139,9 @@ def from_dataset(
     low, high = float(pixels.min()), float(pixels.max())
     if pixels.dim() != 4 or not 0 <= low <= high <= 1:
         raise ValueError(
-            "an image is (channels, height, width) with values in [0, 1], not "
-            f"{tuple(pixels.shape[1:])} with {low:g} to {high:g}: leave normalization to the "
-            "recipe (data.normalize)"
+            "images must have shape (C, H, W) and values in [0, 1], got shape "
+            f"{tuple(pixels.shape[1:])} and values from {low:g} to {high:g}: leave normalization "
+            "to the recipe (data.normalize)"
         )
     return data
 
@@ -132,7 +152,7 @@ def _class_names(train: Any, given: Sequence[str] | None) -> tuple[str, ...]:
         return tuple(map(str, names))
     labels = _targets(train)
     if labels is None:
-        raise ValueError("the data set does not say its classes: give class_names")
+        raise ValueError("the data set has neither `classes` nor `targets`: pass class_names")
     return tuple(map(str, range(int(labels.max()) + 1)))
 
 

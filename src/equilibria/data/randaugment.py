@@ -1,8 +1,8 @@
 """The fourteen operations of RandAugment, on batches.
 
-They are Pillow's, as the paper uses them, on floating-point images in [0, 1]: what Pillow rounds to
-8 bits is not rounded here, except where the operation counts or masks bits (`equalize`,
-`posterize`). Each takes its strength for every image, shape `(samples,)`.
+They are the Pillow operations that the paper uses, for floating-point images in [0, 1]. Results
+that Pillow rounds to 8 bits are not rounded here, except in `equalize` and `posterize`, which
+count or mask bits. Strengths are per image, shape (B,).
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-STRONGEST = 30
-"""The magnitude at which every operation is at its strongest."""
+MAX_MAGNITUDE = 30
+"""Magnitude at which every operation has its full strength."""
 
 LUMA = (0.299, 0.587, 0.114)
 BRIGHTEST = 255
 
 
 def autocontrast(images: Tensor) -> Tensor:
-    """Stretches each channel so that its darkest value is 0 and its brightest 1."""
+    """Stretch each channel so that its darkest value is 0 and its brightest 1."""
     low = images.amin(dim=(2, 3), keepdim=True)
     high = images.amax(dim=(2, 3), keepdim=True)
     return torch.where(high > low, (images - low) / (high - low), images)
 
 
 def equalize(images: Tensor) -> Tensor:
-    """Makes the histogram of each channel, over 256 levels, as even as a table of levels can."""
+    """Equalize the histogram of each channel over 256 levels."""
     levels = _levels(images).flatten(2).flatten(0, 1)
     count = torch.zeros(len(levels), BRIGHTEST + 1, dtype=torch.long, device=images.device)
     count.scatter_add_(1, levels, torch.ones_like(levels))
@@ -38,13 +38,13 @@ def equalize(images: Tensor) -> Tensor:
     below = count.cumsum(dim=1) - count
     table = (step // 2 + below) // step.clamp_min(1)
     even = table.clamp_max(BRIGHTEST).gather(1, levels).to(images.dtype) / BRIGHTEST
-    # Too few pixels, or one level only, to spread over 256.
+    # There are too few pixels, or there is only one level, to spread over 256.
     unchanged = (step == 0).reshape(*images.shape[:2], 1, 1)
     return torch.where(unchanged, images, even.reshape(images.shape))
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
-    """Keeps the highest `bits` of 8; all eight leave an image as it is, even between levels."""
+    """Keep the highest `bits` of 8; with all eight, return the image without rounding."""
     kept = bits.long()[:, None, None, None]
     lost = (torch.ones_like(kept) << (8 - kept)) - 1
     masked = (_levels(images) & ~lost).to(images.dtype) / BRIGHTEST
@@ -52,7 +52,7 @@ def posterize(images: Tensor, bits: Tensor) -> Tensor:
 
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    """Inverts the values above the threshold."""
+    """Invert the values above the threshold."""
     return torch.where(images > threshold[:, None, None, None], 1 - images, images)
 
 
@@ -65,7 +65,7 @@ def gray(images: Tensor) -> Tensor:
 
 
 def smoothed(images: Tensor) -> Tensor:
-    """By 3×3 pixels (center 5/13, neighbors 1/13), but not at the border."""
+    """Smooth by 3×3 pixels (center 5/13, neighbors 1/13), except at the border."""
     if min(images.shape[2:]) < 3:
         return images
     kernel = images.new_ones(1, 1, 3, 3)
@@ -77,13 +77,13 @@ def smoothed(images: Tensor) -> Tensor:
 
 
 def enhance(base: Tensor, images: Tensor, strength: Tensor) -> Tensor:
-    """Away from the base, by a factor 1 + 0.9·strength; the image itself, bit for bit, at 0."""
+    """Extrapolate from `base` by a factor 1 + 0.9·strength; strength 0 is the exact identity."""
     change = (0.9 * strength)[:, None, None, None] * (images - base)
     return (images + change).clamp(0, 1)
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Turns the image counter-clockwise around its center."""
+    """Rotate counter-clockwise around the center."""
     angle = degrees.deg2rad()
     cosine, sine = angle.cos(), angle.sin()
     middle_x, middle_y = images.shape[3] / 2, images.shape[2] / 2
@@ -95,7 +95,7 @@ def rotate(images: Tensor, degrees: Tensor) -> Tensor:
 
 
 Entry: TypeAlias = Tensor | float
-"""Of an affine map: one number a sample, or one for all."""
+"""Entry of an affine map: one number per sample, or one for all."""
 Operation: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 OPERATIONS: dict[str, Operation] = {
@@ -111,10 +111,10 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "brightness": lambda images, strength: enhance(torch.zeros_like(images), images, strength),
     "sharpness": lambda images, strength: enhance(smoothed(images), images, strength),
-    # The row y moves by −0.3·strength·y to the right (the column x downwards): the edge at 0 stays.
+    # Row y moves by −0.3·strength·y to the right (column x downwards): the edge at 0 is fixed.
     "shear_x": lambda images, strength: _affine(images, (1, 0.3 * strength, 0), (0, 1, 0)),
     "shear_y": lambda images, strength: _affine(images, (1, 0, 0), (0.3 * strength, 1, 0)),
-    # To the left, and upwards, by a share of the side.
+    # To the left and upwards, by a fraction of the side.
     "translate_x": lambda images, strength: _affine(
         images, (1, 0, 150 / 331 * strength * images.shape[3]), (0, 1, 0)
     ),
@@ -122,29 +122,29 @@ OPERATIONS: dict[str, Operation] = {
         images, (1, 0, 0), (0, 1, 150 / 331 * strength * images.shape[2])
     ),
 }
-"""What each operation is at a strength between −1 and 1, the magnitude ÷ 30 with its sign."""
+"""Operations by name; the strength is in [−1, 1], the magnitude ÷ 30 with a sign."""
 
 
 def _levels(images: Tensor) -> Tensor:
-    """The nearest of 256 levels."""
+    """Round to 256 levels."""
     return (images * BRIGHTEST).round().long()
 
 
 def _affine(images: Tensor, to_x: tuple[Entry, ...], to_y: tuple[Entry, ...]) -> Tensor:
-    """The pixel at (x, y) from the one at (to_x · (x, y, 1), to_y · (x, y, 1)), or else black.
+    """Fill the pixel at (x, y) from (to_x · (x, y, 1), to_y · (x, y, 1)); black outside the image.
 
-    Coordinates are those of pixel centers, x = column + ½; nearest neighbor, as in Pillow.
+    Coordinates are those of pixel centers, x = column + ½. As in Pillow, the nearest pixel counts.
     """
     samples, channels, height, width = images.shape
-    # Half precision cannot tell the pixels of a large image apart.
-    kind = torch.promote_types(images.dtype, torch.float32)
+    # Half precision cannot represent the coordinates of a large image.
+    dtype = torch.promote_types(images.dtype, torch.float32)
 
-    x = torch.arange(width, device=images.device, dtype=kind) + 0.5
-    y = (torch.arange(height, device=images.device, dtype=kind) + 0.5)[:, None]
+    x = torch.arange(width, device=images.device, dtype=dtype) + 0.5
+    y = (torch.arange(height, device=images.device, dtype=dtype) + 0.5)[:, None]
 
     def coordinate(of_x: Entry, of_y: Entry, offset: Entry) -> Tensor:
         a, b, c = (
-            torch.as_tensor(entry, dtype=kind, device=images.device).expand(samples)[:, None, None]
+            torch.as_tensor(entry, dtype=dtype, device=images.device).expand(samples)[:, None, None]
             for entry in (of_x, of_y, offset)
         )
         return a * x + b * y + c

@@ -1,11 +1,11 @@
-"""Readers of data files that run nothing of what is in them, and what goes wrong with files.
+"""Readers of data files that never run code from a file, and errors of data files.
 
-The idx format of MNIST is a magic number, the sizes, the bytes; `.npy` files are read without
-pickles. CIFAR's batches are pickles, and a pickle is a program: its reader lets it build
-dictionaries, lists, numbers, texts and arrays of bytes, the last from what the few numpy names that
-those batches mention are called with; nothing is called. Any other name is refused.
+A file in MNIST's idx format is a magic number, the sizes and the bytes. `.npy` files are read
+without pickles. CIFAR's batches are pickles, which are programs. The reader of pickles only builds
+dictionaries, lists, numbers, text and arrays of bytes. It calls no function: arrays are rebuilt
+from the arguments of the few numpy functions that the batches name, and any other name raises.
 
-What a file says of its own size is not believed: time and memory are bounded by what is there.
+Sizes in headers are not trusted: time and memory are bounded by the size of the file.
 """
 
 from __future__ import annotations
@@ -26,21 +26,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MOST_BYTES = 2**30
-"""Of a file that is read into memory, unzipped: far more than the published ones have."""
+MAX_BYTES = 2**30
+"""Largest size of a file that is read into memory, uncompressed; published ones are far smaller."""
 UNSIGNED_BYTES = 0x08
 BYTE_TYPES = ("u1", "|u1", b"u1", b"|u1")
-"""How a pickle may name the type of bytes."""
-MOST_KEYS = 16
-"""Of a pickled dictionary; CIFAR's have five."""
+"""Names of the type of bytes in pickles."""
+MAX_KEYS = 16
+"""Largest number of keys of a pickled dictionary; CIFAR's have five."""
 
 
 class MissingDataError(FileNotFoundError):
-    """A data set is not where it was looked for."""
+    """A data set or one of its files is missing."""
 
 
 class DataFileError(ValueError):
-    """A file of a data set is not what it should be."""
+    """A data file is damaged, has an unexpected content, or cannot be read.
+
+    Args:
+        path: The file.
+        what: What is wrong with it.
+        remedy: What the user can do; by default, replacing the file.
+    """
 
     def __init__(self, path: Path | str, what: str, remedy: str = "") -> None:
         self.path = Path(path)
@@ -49,31 +55,35 @@ class DataFileError(ValueError):
         self._parts = (path, what, remedy)
 
     def __reduce__(self) -> Any:
-        """Between processes it stays what it is."""
+        """Pickle the arguments: the default would pickle the message alone."""
         return type(self), self._parts
 
 
-def incomplete(path: Path, what: str) -> DataFileError:
-    """Where a folder lacks some of the files that it was published with."""
-    return DataFileError(path, what, "unpack the whole data set there")
+def incomplete(path: Path, problem: str) -> DataFileError:
+    """Return the error of a folder that lacks published files."""
+    return DataFileError(path, problem, "unpack the whole data set there")
 
 
 def check_plain_file(path: Path) -> int:
-    """The size of a file; an error if it is none: reading from a pipe might never end."""
+    """Return the size of a file in bytes.
+
+    Raises:
+        DataFileError: If it is missing or not a regular file; reading a pipe might never end.
+    """
     try:
         status = path.stat()
     except OSError as error:
         raise DataFileError(path, f"cannot be read ({error.strerror})", "put it there") from error
     if not S_ISREG(status.st_mode):
-        raise DataFileError(path, "a folder, a pipe or a device, not a file", "remove it")
+        raise DataFileError(path, "not a file, but a folder, a pipe or a device", "remove it")
     return status.st_size
 
 
 def read_bytes(path: Path) -> bytes:
-    """What is in a file, as a whole."""
+    """Return the content of a file of at most `MAX_BYTES` bytes."""
     size = check_plain_file(path)
-    if size > MOST_BYTES:
-        raise DataFileError(path, f"{size:,} bytes, more than the {MOST_BYTES:,} that are read")
+    if size > MAX_BYTES:
+        raise DataFileError(path, f"has {size:,} bytes, more than the limit of {MAX_BYTES:,}")
     try:
         return path.read_bytes()
     except OSError as error:
@@ -86,7 +96,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_idx(folder: Path, name: str, *, dimensions: int) -> tuple[Tensor, Path]:
-    """The bytes of an idx file, `name` or `name.gz`, in so many dimensions; and which it was."""
+    """Read the idx file `name` or `name.gz`; return its bytes as a tensor, and its path."""
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
     if path is None:
         raise MissingDataError(f"neither {name} nor {name}.gz is in {folder}: copy it there")
@@ -95,61 +105,62 @@ def read_idx(folder: Path, name: str, *, dimensions: int) -> tuple[Tensor, Path]
         with gzip.open(path) if is_zipped else path.open("rb") as file:
             header = file.read(start)
             if len(header) < start:
-                raise DataFileError(path, f"cut off: {len(header)} bytes do not hold an idx header")
-            zeros, kind, found, *shape = struct.unpack(f">HBB{dimensions}I", header)
-            if zeros != 0 or kind != UNSIGNED_BYTES or found != dimensions:
-                what = f"not an idx file of bytes in {dimensions} dimensions"
-                raise DataFileError(path, f"{what} (begins {header[:4]!r})")
-            size, sizes = math.prod(shape), "×".join(map(str, shape))
-            if size > MOST_BYTES:
-                what = (
-                    f"says that it holds {sizes} bytes, more than the {MOST_BYTES:,} that are read"
+                raise DataFileError(
+                    path, f"truncated: its header has {len(header)} bytes instead of {start}"
                 )
-                raise DataFileError(path, what)
-            # One more than there should be: there the end is seen, and gzip's checksum tested.
+            zeros, type_code, rank, *shape = struct.unpack(f">HBB{dimensions}I", header)
+            if zeros != 0 or type_code != UNSIGNED_BYTES or rank != dimensions:
+                problem = f"not an idx file of bytes in {dimensions} dimensions"
+                raise DataFileError(path, f"{problem} (begins with {header[:4]!r})")
+            size, sizes = math.prod(shape), "×".join(map(str, shape))
+            if size > MAX_BYTES:
+                problem = f"its header states {sizes} bytes, more than the limit of {MAX_BYTES:,}"
+                raise DataFileError(path, problem)
+            # Reading one byte more detects files that are too long, and makes gzip verify its
+            # checksum at the end.
             content = file.read(size + 1)
     except (EOFError, OSError, zlib.error) as error:
         raise DataFileError(path, f"cannot be unzipped or read ({error})") from error
     if len(content) != size:
-        follow = "more" if len(content) > size else len(content)
-        raise DataFileError(path, f"should hold {sizes} bytes, but {follow} follow")
+        actual = "more" if len(content) > size else len(content)
+        raise DataFileError(path, f"its header states {sizes} bytes, but {actual} follow")
     return bytes_to_tensor(content, shape), path
 
 
 def read_npy(path: Path) -> Any:
-    """The array of a `.npy` file, mapped: what is indexed is read from the disk."""
+    """Return the array of a `.npy` file, mapped into memory."""
     if not path.exists():
         raise MissingDataError(f"{path} is missing: unpack the whole data set there")
     check_plain_file(path)
     try:
-        # Of `np.load` the part for plain arrays alone: no pickles, no archives.
+        # Unlike `np.load`, this reads only plain arrays: no pickles, no archives.
         return np.lib.format.open_memmap(path, mode="r")
     except Exception as error:
-        # Damaged headers raise nearly anything.
+        # Damaged headers raise almost any exception.
         raise DataFileError(path, f"not a plain .npy file ({error})") from error
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """The dictionary that a file holds; arrays of bytes in it become tensors."""
+    """Return the dictionary in a pickle file; arrays of bytes become tensors."""
     stream = io.BytesIO(read_bytes(path))
     try:
         content = _Unpickler(stream, encoding="bytes").load()
-        if not isinstance(content, dict) or len(content) > MOST_KEYS:
-            raise ValueError(f"it holds no dictionary of at most {MOST_KEYS} keys")
+        if not isinstance(content, dict) or len(content) > MAX_KEYS:
+            raise ValueError(f"it does not hold a dictionary of at most {MAX_KEYS} keys")
         return {_text(key): _plain(value) for key, value in content.items()}
     except Exception as error:
-        # Damaged pickles raise nearly anything.
+        # Damaged pickles raise almost any exception.
         raise DataFileError(path, f"not a pickled batch of CIFAR ({error!s:.200})") from error
 
 
 def bytes_to_tensor(content: bytes, shape: Sequence[int], order: Literal["C", "F"] = "C") -> Tensor:
-    """Return the bytes as a `uint8` tensor of a shape."""
+    """Return the bytes as a `uint8` tensor of a shape, in row-major or column-major order."""
     pixels = np.frombuffer(content, dtype=np.uint8).reshape(shape, order=order)
     return torch.from_numpy(np.array(pixels, order="C"))
 
 
 class _Pickled:
-    """A name in the pickle, what it is called with, and the state it is given: nothing is run."""
+    """A name in a pickle, with its arguments and state, in place of a call of what it names."""
 
     def __init__(self, name: str, arguments: tuple[object, ...] = ()) -> None:
         self.name, self.arguments = name, arguments
@@ -169,11 +180,11 @@ ALLOWED = {
 
 
 class _Unpickler(pickle._Unpickler):
-    """Builds what a batch of CIFAR holds, in a time that is bounded by the length of the file.
+    """Unpickler of the types in CIFAR's batches, in a time bounded by the length of the file.
 
-    What a pickle refers to many times is neither written out nor copied nor hashed: a few bytes can
-    describe lists in lists of astronomical length. (Python's unpickler written in Python, because
-    the one in C takes memory as a file tells it to.)
+    Objects that a pickle refers to repeatedly are not expanded, copied or hashed, because a few
+    bytes can describe nested lists of astronomical length. The base class is the unpickler in
+    Python: the one in C allocates as much memory as the file requests.
     """
 
     stack: list[Any]
@@ -182,15 +193,15 @@ class _Unpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> _Pickled:
         if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(
-                f"it asks for {module:.80}.{name:.80}, which was refused and not run"
+                f"it refers to {module:.80}.{name:.80}, which is not allowed and was not run"
             )
         return _Pickled(name)
 
     def load_reduce(self) -> None:
-        arguments, named = self.stack.pop(), self.stack.pop()
-        if not isinstance(named, _Pickled) or not isinstance(arguments, tuple):
-            raise pickle.UnpicklingError("it calls what is not a function")
-        self.stack.append(_Pickled(named.name, arguments))
+        arguments, function = self.stack.pop(), self.stack.pop()
+        if not isinstance(function, _Pickled) or not isinstance(arguments, tuple):
+            raise pickle.UnpicklingError("it calls an object that is not a function")
+        self.stack.append(_Pickled(function.name, arguments))
 
     def load_dict(self) -> None:
         items = self.pop_mark()
@@ -211,7 +222,7 @@ class _Unpickler(pickle._Unpickler):
             self.stack[-1][key] = value
 
     def refuse(self) -> None:
-        raise pickle.UnpicklingError("it holds a set or an array that no batch of CIFAR does")
+        raise pickle.UnpicklingError("it holds a set or a bytearray, which CIFAR's batches do not")
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
         **pickle._Unpickler.dispatch,
@@ -226,12 +237,12 @@ class _Unpickler(pickle._Unpickler):
 
 
 def _plain(value: object) -> Any:
-    """Data of the pickle as data of this library."""
+    """Convert an unpickled value to a tensor, number, string, or list of these."""
     if isinstance(value, _Pickled) and value.name == "_reconstruct":
         return _tensor(value)
     if not isinstance(value, list):
         return value if isinstance(value, int) else _text(value)
-    # Each text is made once, however often the list refers to it.
+    # A list can refer to one long text many times: convert it once.
     text = functools.cache(_text)
     for element in value:
         if not isinstance(element, (int, bytes, str, _Pickled)):
@@ -247,7 +258,7 @@ def _text(value: object) -> str:
 
 
 def _content(value: object) -> object:
-    """Python 3 writes bytes for Python 2 as text and an instruction to encode it."""
+    """Undo Python 3's protocol for Python 2, where bytes are text and a call that encodes it."""
     if isinstance(value, _Pickled) and value.name == "encode":
         text, encoding = value.arguments
         if isinstance(text, str) and encoding in ("latin1", b"latin1"):
@@ -261,11 +272,11 @@ def _tensor(array: _Pickled) -> Tensor:
     _, shape, kind, is_fortran, content = array.state
     content = _content(content)
     if not isinstance(kind, _Pickled) or _content(kind.arguments[0]) not in BYTE_TYPES:
-        raise ValueError("it holds an array of something else than bytes")
+        raise ValueError("it holds an array whose elements are not bytes")
     if not isinstance(shape, tuple) or not 1 <= len(shape) <= 2:
-        raise ValueError("it holds an array that is neither a row nor a table")
-    if not all(isinstance(side, int) and 0 <= side <= MOST_BYTES for side in shape):
-        raise ValueError("it holds an array without a size")
+        raise ValueError("it holds an array that has neither one nor two dimensions")
+    if not all(isinstance(side, int) and 0 <= side <= MAX_BYTES for side in shape):
+        raise ValueError("it holds an array without a valid size")
     if not isinstance(content, bytes) or len(content) != math.prod(shape):
-        raise ValueError(f"its array of shape {shape} does not have that many bytes")
+        raise ValueError(f"its array of shape {shape} has a different number of bytes")
     return bytes_to_tensor(content, shape, "F" if is_fortran else "C")

@@ -1,4 +1,4 @@
-"""The images of one data set in the frame of another."""
+"""Conversion of images to the size and channels of another data set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from equilibria.images import Framing
 
 @dataclass(frozen=True)
 class Reframed:
-    """A source whose images are made gray or colored, scaled and cut."""
+    """Source whose images are converted to gray or color, scaled and cropped.
+
+    Attributes:
+        source: The samples.
+        framing: Size that images are scaled and cropped to.
+        is_gray: Whether images have one channel instead of three.
+    """
 
     source: Source
     framing: Framing
@@ -32,17 +38,22 @@ class Reframed:
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = self.source.fetch(indices)
         if labels.dim() > 1:
-            raise ValueError("maps of labels are framed where they are read: set the data's size")
-        framed = [self._framed(image) for image in images]
+            raise ValueError("label maps cannot be resized here: set data.options.size")
+        framed = [self._frame(image) for image in images]
         return torch.stack(framed) if framed else images, labels
 
-    def _framed(self, image: Tensor) -> Tensor:
-        picture = image_from_tensor(image).convert("L" if self.is_gray else "RGB")
-        return as_pixels(image_to_tensor(self.framing.apply(picture)))
+    def _frame(self, image: Tensor) -> Tensor:
+        converted = image_from_tensor(image).convert("L" if self.is_gray else "RGB")
+        return as_pixels(image_to_tensor(self.framing.apply(converted)))
 
 
 def reframed(source: Source, framing: Framing, image_shape: Sequence[int]) -> Source:
-    """The source with images of this shape (channels, height, width); files are read so.
+    """Return the source with images of another shape; files are read at that size.
+
+    Args:
+        source: The samples.
+        framing: Size that images are scaled and cropped to.
+        image_shape: Channels, height and width of the result.
 
     Examples:
         >>> digits = eq.data.load_digits().test

@@ -1,4 +1,4 @@
-"""Data sets by name; those of `sets/catalog.yaml` are known from the start."""
+"""Registry of data sets by name, with those of `sets/catalog.yaml`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ ROOT_VARIABLE = "EQUILIBRIA_DATA"
 
 @dataclass(frozen=True)
 class Download:
-    """A file that its publisher offers to everyone.
+    """A file that can be downloaded without registration.
+
+    Attributes:
+        url: Address of the file.
+        checksum: Algorithm and digest, such as "md5:0cc1…".
+        target: Path of the file, or of the folder that the archive contains, below the folder of
+            all data sets.
+        unpack_into: Folder to unpack an archive in, below the folder of all data sets.
 
     Examples:
         >>> eq.data.dataset_card("mnist").downloads[0].target
@@ -33,16 +40,28 @@ class Download:
 
     url: str
     checksum: str
-    """The algorithm and the digest, as in "md5:0cc1…"."""
     target: str
-    """Below the root: the file, or the folder that the archive brings along."""
     unpack_into: str | None = None
-    """Below the root: the folder to unpack an archive in."""
 
 
 @dataclass(frozen=True)
 class DataSetCard:
-    """What is known of a data set before it is read.
+    """Description of a data set: what it holds, and where its files are.
+
+    Attributes:
+        name: Name of the data set.
+        summary: Content in a few words.
+        kind: Kind of labels, such as "classification" or "segmentation".
+        classes: Number of classes; 0 if there are none.
+        size: Number of training and test images as published, and their size in pixels.
+        license: License of the images.
+        folders: Candidate folders below the folder of all data sets; the first complete one is
+            used. Empty if the data set needs no files.
+        contents: Glob patterns, each of which matches a file in a complete folder.
+        obtain: How to get the data set, in a sentence.
+        address: Web page of the publisher.
+        downloads: Files to download; empty if registration is required.
+        is_own: Whether the user names the folder of the images.
 
     Examples:
         >>> card = eq.data.dataset_card("digits")
@@ -55,27 +74,29 @@ class DataSetCard:
     kind: Kind = "classification"
     classes: int = 0
     size: str = ""
-    """Images to train on and to test on, as published, and their pixels."""
     license: str = ""
     folders: tuple[str, ...] = ()
-    """Where it is looked for below the root, first found first taken; none: it needs no files."""
     contents: tuple[str, ...] = ()
-    """Patterns, each of which matches a file in that folder."""
     obtain: str = ""
-    """How to get it, in a sentence."""
     address: str = ""
-    """Where its publisher describes it."""
     downloads: tuple[Download, ...] = ()
     is_own: bool = False
-    """Whether the root itself is its folder, which therefore has to be named."""
 
     def find(self, root: Path) -> Path | None:
-        """The folder below `root` that holds everything, if there is one."""
+        """Return the folder with all files of the data set, or None.
+
+        Args:
+            root: Folder of all data sets.
+        """
         folders = (root / name for name in self.folders)
         return next((f for f in folders if f.is_dir() and not self.missing(f)), None)
 
     def missing(self, folder: Path) -> list[str]:
-        """The patterns that nothing in `folder` matches."""
+        """Return the patterns of `contents` that match nothing.
+
+        Args:
+            folder: Folder of the data set.
+        """
         return [pattern for pattern in self.contents if not any(folder.glob(pattern))]
 
 
@@ -88,10 +109,16 @@ _cards: dict[str, DataSetCard] = {}
 def register_dataset(
     card: DataSetCard, loader: Loader | None = None, *, replace: bool = False
 ) -> Any:
-    """Make a data set available by name; without a loader this is a decorator of one.
+    """Make a data set available by name; without `loader`, return a decorator for it.
 
-    `loader` is called with the folder that the card's `find` gives (without it, if the card names
-    no folders) and the user's options.
+    Args:
+        card: Description of the data set.
+        loader: Function that returns the data set. Its arguments are the `folder` with the files,
+            if the card names folders, and the user's options.
+        replace: Whether a data set of the same name may be replaced.
+
+    Raises:
+        ValueError: If the name is taken and `replace` is false.
 
     Examples:
         >>> @eq.data.register_dataset(eq.data.DataSetCard("my-noise", "Noise", classes=2))
@@ -109,7 +136,7 @@ def register_dataset(
 
 
 def list_datasets() -> list[str]:
-    """The names that `load_dataset` knows.
+    """Return the names of all data sets.
 
     Examples:
         >>> "cifar10" in eq.data.list_datasets()
@@ -119,7 +146,10 @@ def list_datasets() -> list[str]:
 
 
 def dataset_card(name: str) -> DataSetCard:
-    """What is known of a data set before it is read.
+    """Return the description of a data set, without reading its files.
+
+    Args:
+        name: Name of the data set.
 
     Examples:
         >>> eq.data.dataset_card("mnist").classes
@@ -130,7 +160,13 @@ def dataset_card(name: str) -> DataSetCard:
 
 
 def data_root(root: Path | str | None = None) -> Path:
-    """The folder of all data sets: `root`, or else what EQUILIBRIA_DATA names.
+    """Return the folder of all data sets.
+
+    Args:
+        root: The folder; by default the environment variable EQUILIBRIA_DATA.
+
+    Raises:
+        MissingDataError: If neither is given.
 
     Examples:
         >>> eq.data.data_root("my/data").name
@@ -139,8 +175,8 @@ def data_root(root: Path | str | None = None) -> Path:
     chosen = root if root is not None else os.environ.get(ROOT_VARIABLE)
     if not chosen:
         raise MissingDataError(
-            "no folder of data sets is known: pass root=FOLDER (--root FOLDER), or set the "
-            f"environment variable {ROOT_VARIABLE} to it"
+            "the folder of data sets is not set: pass root=FOLDER (--root FOLDER), or set the "
+            f"environment variable {ROOT_VARIABLE}"
         )
     return Path(chosen).expanduser()
 
@@ -155,11 +191,23 @@ def load_dataset(
     corrupted: str | None = None,
     **options: Any,
 ) -> DataSet:
-    """A data set by name, from the files below `root` (or below what EQUILIBRIA_DATA names).
+    """Load a data set by name.
 
-    `train_samples` and `test_samples` choose so many samples of each part, the same ones for the
-    same `subset_seed`, and as many of each class as there are to be had. `corrupted` damages the
-    test images by one of nineteen common corruptions: "fog:3" in severity 3, "fog" in all five.
+    Args:
+        name: Name of the data set.
+        root: Folder of all data sets; by default the environment variable EQUILIBRIA_DATA.
+        train_samples: Number of training samples, chosen at random and balanced over the classes;
+            None uses all.
+        test_samples: Number of test samples, chosen likewise.
+        subset_seed: Seed of the choice of samples.
+        corrupted: Common corruption of the test images: "fog:3" for severity 3, "fog" for all five.
+        options: Options of the data set.
+
+    Returns:
+        The data set; image files are read when they are needed.
+
+    Raises:
+        MissingDataError: If files are missing; the message says how to get them.
 
     Examples:
         >>> digits = eq.data.load_dataset("digits", train_samples=50)
@@ -180,44 +228,49 @@ def load_dataset(
     return data if corrupted is None else _with_corruption(data, corrupted)
 
 
-def _with_corruption(data: DataSet, words: str) -> DataSet:
+def _with_corruption(data: DataSet, corruption: str) -> DataSet:
     if data.kind == "episodes":
-        raise ValueError(f"{data.name} holds episodes, which are not corrupted")
-    damaged = CorruptedImages.of(data.test, str(words))
-    return replace(data, name=f"{data.name} (corrupted here: {words})", test=damaged)
+        raise ValueError(
+            f"corrupted={corruption!r} is not supported for {data.name}, whose samples are "
+            "episodes: remove the option"
+        )
+    test = CorruptedImages.of(data.test, str(corruption))
+    return replace(data, name=f"{data.name} (corrupted here: {corruption})", test=test)
 
 
 def _named_folder(name: str, root: Path | str | None) -> Path:
     if root is None:
-        raise MissingDataError(f"{name!r} needs the folder of your images: name it in data.root")
+        raise MissingDataError(f"{name!r} needs the folder of your images: set data.root")
     folder = Path(root).expanduser()
     if not folder.is_dir():
-        raise MissingDataError(f"there is no folder {folder}: data.root names that of your images")
+        raise MissingDataError(
+            f"there is no folder {folder}: set data.root to the folder of your images"
+        )
     return folder
 
 
 def _find_folder(card: DataSetCard, root: Path | str | None) -> Path:
     try:
         base = data_root(root)
-        found = card.find(base)
-        if found is not None:
-            return found
-        why = f"it is not below {base}" if base.is_dir() else f"{base} is not a folder"
+        complete = card.find(base)
+        if complete is not None:
+            return complete
+        reason = f"it is not below {base}" if base.is_dir() else f"{base} is not a folder"
         for folder in (base / name for name in card.folders):
             if folder.is_dir():
-                why = f"it is not complete: {folder} lacks {', '.join(card.missing(folder))}"
+                reason = f"it is incomplete: {folder} lacks {', '.join(card.missing(folder))}"
                 break
     except MissingDataError as error:
-        why = str(error)
+        reason = str(error)
     raise MissingDataError(
-        f"cannot read {card.name!r}: {why}. It is looked for in "
+        f"cannot read {card.name!r}: {reason}. Expected a folder "
         f"{' or '.join(f'{folder}/' for folder in card.folders)} with "
         f"{', '.join(card.contents)}. {card.obtain}"
     )
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads lists as tuples, which nobody can change."""
+    """Loader that reads lists as tuples, because cards are immutable."""
 
 
 _Loader.add_constructor(

@@ -1,4 +1,4 @@
-"""Samples by index, in memory or on disk: data sets, and how to part them."""
+"""Data sets and their sources of samples, in memory or on disk, and how to split them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from equilibria.images import AS_ON_DISK, Framing, Kind
 from equilibria.registry import check_not_negative, check_open_share
 
 AnySource = TypeVar("AnySource", "Split", "Source")
-"""Of samples in memory some are samples in memory."""
+"""Type of a source; the selection of a split is a split."""
 
 SAMPLED_FILES, SAMPLED_IMAGES = 4096, 256
-"""Of how many files and images of a part a fingerprint looks at sizes and pixels."""
+"""Number of files whose sizes, and of images whose pixels, enter a fingerprint."""
 
 
 class Source(Protocol):
@@ -36,17 +36,25 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images as float32 in [0, 1], shape `(B, C, H, W)`, and labels as int64.
+        """Return samples; must be safe to call from several threads at once.
 
-        Labels have shape `(B,)`, or `(B, H, W)` where every pixel has its own. Calls from several
-        threads at once must be safe.
+        Args:
+            indices: Indices of the samples, shape (B,).
+
+        Returns:
+            Images as float32 in [0, 1], shape (B, C, H, W), and labels as int64, shape (B,), or
+            (B, H, W) for label maps.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Some samples of a source, in the order of `indices`.
+    """A subset of a source, without copying samples.
+
+    Attributes:
+        source: The samples.
+        indices: Indices of the selected samples, in the order of the selection.
 
     Examples:
         >>> test = eq.data.load_digits().test
@@ -62,22 +70,28 @@ class Selection:
         return len(self.indices)
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return images and labels by index into the selection."""
+        """Return images and labels.
+
+        Args:
+            indices: Indices into the selection, shape (B,).
+        """
         return self.source.fetch(self.indices[indices])
 
     @property
     def labels(self) -> Tensor | None:
-        """The labels, if the source knows them without reading images."""
+        """Labels, if they are known without reading images."""
         labels = known_labels(self.source)
         return None if labels is None else labels[self.indices]
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images, shape `(samples, channels, height, width)`, and their labels, shape `(samples,)`.
+    """Images and labels in memory.
 
-    Images are float in [0, 1], or uint8 from 0 to 255, which take a quarter of the memory and
-    become float32 in `fetch`. A label may also be a map, one label a pixel.
+    Attributes:
+        images: Shape (samples, C, H, W), float in [0, 1], or uint8 from 0 to 255. The latter take a
+            quarter of the memory and become float32 in `fetch`.
+        labels: Shape (samples,), or (samples, H, W) for label maps.
 
     Examples:
         >>> split = eq.data.Split(torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 0, 1]))
@@ -92,26 +106,48 @@ class Split:
         if self.images.shape[0] != self.labels.shape[0]:
             raise ValueError(
                 f"{self.images.shape[0]} images but {self.labels.shape[0]} labels: "
-                "give one label an image"
+                "give one label per image"
             )
 
     def __len__(self) -> int:
         return self.images.shape[0]
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return images, pixels in [0, 1], and their labels by index."""
+        """Return images, pixels in [0, 1], and their labels.
+
+        Args:
+            indices: Indices of the samples, shape (B,).
+        """
         return as_pixels(self.images[indices]), self.labels[indices].long()
 
     def subset(self, indices: Tensor) -> Split:
-        """Return the samples at `indices` as a split."""
+        """Return a copy of some samples.
+
+        Args:
+            indices: Indices of the samples.
+        """
         return Split(self.images[indices], self.labels[indices])
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set with its held-out part. Choose settings on a piece of `train`, never on `test`.
+    """A data set with a training and a held-out test part.
 
-    A part may be empty: CIFAR-10-C has nothing to train on. Labels of unlabelled images are zero.
+    Choose settings on a part of `train`, never on `test`. A part may be empty: CIFAR-10-C has no
+    training images. Labels of unlabelled images are zero.
+
+    Attributes:
+        name: Name of the data set.
+        train: Samples to train on.
+        test: Samples to test on.
+        class_names: Names of the classes, in the order of the labels.
+        kind: Kind of labels: "classification", "segmentation", "unlabelled" or "episodes".
+        validation: Published part for choosing settings, if there is one.
+        mean: Published mean per channel of the training images, if there is one.
+        std: Published standard deviation per channel, if there is one.
+        ignore_index: Label of pixels that are excluded from training and testing.
+        license: License of the images.
+        framing: Size that image files are scaled and cropped to.
 
     Examples:
         >>> digits = eq.data.load_digits()
@@ -125,15 +161,11 @@ class DataSet:
     class_names: tuple[str, ...]
     kind: Kind = "classification"
     validation: Source | None = None
-    """A part of its own for choosing settings, where the authors of the data set made one."""
     mean: tuple[float, ...] | None = None
-    """Of every channel of the training images, as published; None if nobody did."""
     std: tuple[float, ...] | None = None
     ignore_index: int | None = None
-    """The label of pixels that count neither in training nor in testing."""
     license: str = ""
     framing: Framing = AS_ON_DISK
-    """How its image files are brought to one size."""
 
     @property
     def num_classes(self) -> int:
@@ -142,14 +174,14 @@ class DataSet:
 
     @cached_property
     def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height, width."""
+        """Channels, height and width of the images."""
         source = self.train if len(self.train) else self.test
         base, _ = behind_selections(source, torch.arange(0))
         known: tuple[int, int, int] | None = getattr(base, "image_shape", None)
         if known is not None:
             return known
         first, _ = source.fetch(torch.zeros(1, dtype=torch.long))
-        # An episode is a sample of many images.
+        # A sample can be an episode, which has a dimension more.
         channels, height, width = first.shape[-3:]
         return channels, height, width
 
@@ -160,21 +192,25 @@ class DataSet:
 
     @property
     def frame(self) -> Framing:
-        """How a new image gets the size of these; where they come in one size, that is covered."""
+        """Scaling and cropping that gives a new image the size of these."""
         return self.framing if self.framing.size else Framing(self.image_shape[1:])
 
     def read_pixels(self, path: Path) -> Tensor:
-        """A new image file as `fetch` would give it, shape `(C, H, W)`: for prediction.
+        """Read a new image file for prediction, with the size and channels of the data set.
 
-        Gray or color, scaled and cut as the data set's own; one of their size is unchanged.
+        Args:
+            path: Image file.
+
+        Returns:
+            Pixels in [0, 1], shape (C, H, W).
         """
         return read_pixels(path, self.frame, is_gray=self.channels == 1)
 
 
 def check_subclasses(subclasses: str, labels_are_groups: bool, groups: str) -> None:
-    """An option of data sets whose classes fall into groups: which of them there are."""
+    """Check the option `subclasses` of a data set whose classes form groups."""
     if subclasses not in ("all", "known", "unseen"):
-        raise ValueError(f"subclasses must be 'all', 'known' or 'unseen', not {subclasses!r}")
+        raise ValueError(f"subclasses must be 'all', 'known' or 'unseen', got {subclasses!r}")
     if subclasses != "all" and not labels_are_groups:
         raise ValueError(
             f"subclasses={subclasses!r} needs the groups as labels: set labels={groups!r}"
@@ -182,7 +218,10 @@ def check_subclasses(subclasses: str, labels_are_groups: bool, groups: str) -> N
 
 
 def known_labels(source: Source) -> Tensor | None:
-    """The classes of all samples, where they are known without reading an image.
+    """Return the class of every sample, or None if images would have to be read.
+
+    Args:
+        source: The samples.
 
     Examples:
         >>> from equilibria.data.source import known_labels
@@ -194,11 +233,11 @@ def known_labels(source: Source) -> Tensor | None:
 
 
 def choose_samples(source: Source, samples: int, seed: int) -> Tensor:
-    """Indices of `samples` samples, ascending; as many of each class as there are to be had."""
+    """Return the ascending indices of a random choice of samples, balanced over the classes."""
     if not 1 <= samples <= len(source):
         raise ValueError(
-            f"cannot choose {samples} samples of {len(source)}: "
-            f"ask for a number from 1 to {len(source)}"
+            f"the number of samples must be from 1 to {len(source)}, the size of this part, got "
+            f"{samples}"
         )
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(source), generator=generator)
@@ -206,17 +245,21 @@ def choose_samples(source: Source, samples: int, seed: int) -> Tensor:
     if labels is None:
         return order[:samples].sort().values
     classes = torch.unique(labels)
-    # Where the number is no multiple of the classes, chance says which of them get one more.
-    turn = torch.randperm(len(classes), generator=generator)
+    # If the number is not a multiple of the classes, a random choice of them get one more.
+    class_order = torch.randperm(len(classes), generator=generator)
     shuffled, rank = labels[order], torch.empty_like(order)
-    for label, place in zip(classes.tolist(), turn.tolist(), strict=True):
+    for label, position in zip(classes.tolist(), class_order.tolist(), strict=True):
         members = shuffled == label
-        rank[members] = torch.arange(int(members.sum())) * len(classes) + place
+        rank[members] = torch.arange(int(members.sum())) * len(classes) + position
     return order[rank.argsort()[:samples]].sort().values
 
 
 def evenly_spread(source: Source, count: int) -> Tensor:
-    """The indices of at most `count` samples, from the first to the last.
+    """Return the indices of at most `count` evenly spaced samples, including the first and last.
+
+    Args:
+        source: The samples.
+        count: Largest number of indices.
 
     Examples:
         >>> from equilibria.data.source import evenly_spread
@@ -228,24 +271,28 @@ def evenly_spread(source: Source, count: int) -> Tensor:
 
 
 def read_samples(source: Source, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """The samples in bytes where the source has them so, otherwise as `fetch` gives them."""
+    """Return samples, with images as bytes if the source has bytes."""
     source, indices = behind_selections(source, indices)
     read: Callable[[Tensor], tuple[Tensor, Tensor]] = getattr(source, "read", source.fetch)
     return read(indices)
 
 
 def behind_selections(source: Source, indices: Tensor) -> tuple[Source, Tensor]:
-    """Where the samples are, and which they are there."""
+    """Return the source behind nested selections, and the indices of the samples in it."""
     while isinstance(source, Selection):
         indices, source = source.indices[indices], source.source
     return source, indices
 
 
 def fingerprint(source: Source) -> str:
-    """The number of samples, and a digest of them that the same files give on every machine.
+    """Return the number of samples and a digest, which are equal for equal data on all machines.
 
-    It is of all labels that are known, and of files all names and some sizes, of others some
-    samples: quick, so that not every change shows, but samples that are missing or added do.
+    The digest covers all labels. For files it covers all names and a sample of the sizes, for data
+    in memory a sample of the images. It detects missing and additional samples, but not every
+    change of an image.
+
+    Args:
+        source: The samples.
 
     Examples:
         >>> test = eq.data.load_digits().test
@@ -258,15 +305,15 @@ def fingerprint(source: Source) -> str:
         digest.update(labels.long().numpy().tobytes())
     base, indices = behind_selections(source, torch.arange(len(source)))
     paths: Sequence[Path | str] | None = getattr(base, "paths", None)
-    some = indices[evenly_spread(source, SAMPLED_FILES if paths else SAMPLED_IMAGES)]
+    sample = indices[evenly_spread(source, SAMPLED_FILES if paths else SAMPLED_IMAGES)]
     if paths is None:
-        digest.update(base.fetch(some)[0].numpy().tobytes())
+        digest.update(base.fetch(sample)[0].numpy().tobytes())
     else:
         for index in indices.tolist():
-            # Without the folders above the data set, which may move.
+            # Only the last two parts of the path, because the data set can be moved.
             name = "/".join(["", *str(paths[index]).split(os.sep)[-2:]])
             digest.update(name.encode(errors="surrogateescape"))
-        for path in (paths[index] for index in some.tolist()):
+        for path in (paths[index] for index in sample.tolist()):
             digest.update(b"%d " % (os.path.getsize(path) if os.path.exists(path) else -1))
     return f"{len(source)} samples, {digest.hexdigest()[:16]}"
 
@@ -274,9 +321,19 @@ def fingerprint(source: Source) -> str:
 def stratified_split(
     split: AnySource, share: float, seed: int, *, least: int = 0
 ) -> tuple[AnySource, AnySource]:
-    """Part off `share` of the samples of every class: what remains, and what was held out.
+    """Hold out a random share of the samples of every class, or of all samples without classes.
 
-    Without known classes, of all samples. `least` are held out of every class, but for its last.
+    Args:
+        split: The samples.
+        share: Share to hold out, in (0, 1).
+        seed: Seed of the random choice.
+        least: Smallest number of samples to hold out per class; at least one per class remains.
+
+    Returns:
+        The remaining and the held-out samples.
+
+    Raises:
+        ValueError: If one of the two parts would be empty.
 
     Examples:
         >>> rest, held_out = eq.data.stratified_split(eq.data.load_digits().train, 0.1, seed=0)
@@ -293,19 +350,19 @@ def stratified_split(
     for label in torch.unique(labels).tolist():
         members = (labels == label).nonzero().squeeze(1)
         order = torch.randperm(len(members), generator=generator)
-        wanted = round(share * len(members))
+        count = round(share * len(members))
         if least:
-            wanted = min(max(least, wanted), len(members) - 1)
-        held_out[members[order[:wanted]]] = True
-    rest, aside = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
-    if not len(rest) or not len(aside):
+            count = min(max(least, count), len(members) - 1)
+        held_out[members[order[:count]]] = True
+    kept, removed = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
+    if not len(kept) or not len(removed):
         raise ValueError(
-            f"a share of {share} holds out {len(aside)} of {len(split)} samples (it is rounded for "
-            "every class): give one that leaves samples on both sides"
+            f"a share of {share} holds out {len(removed)} of {len(split)} samples (rounded per "
+            "class): choose a share that leaves samples in both parts"
         )
-    return select(split, rest), select(split, aside)
+    return select(split, kept), select(split, removed)
 
 
 def select(source: AnySource, indices: Tensor) -> AnySource:
-    """Some samples: a copy of those in memory, so that it holds no others; else a view."""
+    """Return a subset: a copy of samples in memory, to free the others, and otherwise a view."""
     return source.subset(indices) if isinstance(source, Split) else Selection(source, indices)

@@ -1,4 +1,4 @@
-"""What images are like, from a sample of them: sizes, colors, mean and deviation."""
+"""Statistics of a sample of images: sizes, colors, mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -17,39 +17,49 @@ from equilibria.data.workers import usual_workers
 from equilibria.images import Framing
 
 SAMPLED_HEADERS, SAMPLED_COLORS, MEASURED_IMAGES = 1000, 32, 128
-"""How many images are looked at: for their sizes, for their colors, for mean and deviation."""
+"""Number of images that are read for sizes, for colors, and for mean and standard deviation."""
 GRAY_MODES = ("1", "L", "LA", "La", "I", "F")
 SMALL = Framing((32, 32))
-COLORED = 16
-"""Shades between the channels of a pixel above which it is no longer gray; JPEG makes some."""
-FLAT = 1e-3
-"""A deviation below which images are flat, and are not scaled."""
+MAX_GRAY_SPREAD = 16
+"""Largest difference between the channels of a gray pixel, of 255; JPEG adds some."""
+MIN_DEVIATION = 1e-3
+"""Smallest standard deviation of a channel that is scaled to 1."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a sample of image files is like.
+    """Statistics of a sample of image files.
+
+    Attributes:
+        height: Median height in pixels.
+        width: Median width in pixels.
+        aspects: First and third quartile of width ÷ height.
+        is_gray: Whether all images are gray.
+        problems: Errors of the files that could not be read.
 
     Examples:
         >>> eq.data.image_from_tensor(torch.full((1, 6, 8), 0.5)).save("gray.png")
         >>> from equilibria.data.survey import survey
-        >>> found = survey(["gray.png"])
-        >>> found.height, found.width, found.is_gray
+        >>> result = survey(["gray.png"])
+        >>> result.height, result.width, result.is_gray
         (6, 8, True)
     """
 
     height: int
     width: int
-    """The medians."""
     aspects: tuple[float, float]
-    """Between these widths ÷ heights lies the middle half of the images."""
     is_gray: bool
     problems: tuple[DataFileError, ...]
-    """Those of the sample that are not images."""
 
 
 def survey(paths: Sequence[str]) -> Survey:
-    """Look at the headers of some files, and at the colors of a few.
+    """Read the headers of a sample of files, and the colors of a few.
+
+    Args:
+        paths: Image files, at least one.
+
+    Raises:
+        DataFileError: If no file of the sample can be read.
 
     Examples:
         >>> eq.data.image_from_tensor(torch.rand(3, 6, 12)).save("wide.png")
@@ -57,9 +67,9 @@ def survey(paths: Sequence[str]) -> Survey:
         >>> survey(["wide.png"]).aspects
         (2.0, 2.0)
     """
-    some = [paths[int(i)] for i in np.linspace(0, len(paths) - 1, min(len(paths), SAMPLED_HEADERS))]
+    places = np.linspace(0, len(paths) - 1, min(len(paths), SAMPLED_HEADERS))
     headers, problems = {}, []
-    for path in some:
+    for path in (paths[int(place)] for place in places):
         try:
             headers[path] = header_of(Path(path))
         except DataFileError as error:
@@ -69,12 +79,12 @@ def survey(paths: Sequence[str]) -> Survey:
     sizes = np.array([header.size for header in headers.values()])
     low, high = np.quantile(sizes[:, 0] / sizes[:, 1], (0.25, 0.75))
     width, height = np.median(sizes, axis=0)
-    few = list(headers)[:: -(-len(headers) // SAMPLED_COLORS)]
+    color_sample = list(headers)[:: -(-len(headers) // SAMPLED_COLORS)]
     return Survey(
         height=round(height),
         width=round(width),
         aspects=(float(low), float(high)),
-        is_gray=all(_is_gray(path, headers[path].mode) for path in few),
+        is_gray=all(_is_gray(path, headers[path].mode) for path in color_sample),
         problems=tuple(problems),
     )
 
@@ -86,11 +96,20 @@ def _is_gray(path: str, mode: str) -> bool:
         pixels = read_image(Path(path), SMALL).short()
     except DataFileError:
         return True
-    return int((pixels.amax(0) - pixels.amin(0)).max()) <= COLORED
+    return int((pixels.amax(0) - pixels.amin(0)).max()) <= MAX_GRAY_SPREAD
 
 
 def mean_and_deviation(source: Source) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Of every channel, over some images of a source; those that cannot be read do not count.
+    """Estimate the mean and standard deviation per channel from a sample of images.
+
+    Args:
+        source: The samples. Images that cannot be read are skipped if the source skips them.
+
+    Returns:
+        The means and the standard deviations, one per channel.
+
+    Raises:
+        ValueError: If no image can be read.
 
     Examples:
         >>> from equilibria.data.survey import mean_and_deviation
@@ -98,18 +117,21 @@ def mean_and_deviation(source: Source) -> tuple[tuple[float, ...], tuple[float, 
         >>> round(mean[0], 1), round(deviation[0], 1)
         (0.3, 0.4)
     """
-    some = Selection(source, evenly_spread(source, MEASURED_IMAGES))
-    workers = usual_workers(some, 16)
+    sample = Selection(source, evenly_spread(source, MEASURED_IMAGES))
+    workers = usual_workers(sample, 16)
     sums = torch.zeros(3, 1, dtype=torch.float64)
-    for images, _ in Batches(some, 16, workers=workers):
+    for images, _ in Batches(sample, 16, workers=workers):
         pixels = images.double().transpose(0, 1).flatten(1)
         counts = torch.full((len(pixels),), pixels.shape[1], dtype=torch.float64)
         sums = sums + torch.stack((counts, pixels.sum(1), pixels.square().sum(1)))
     if not float(sums[0, 0]):
-        raise ValueError("none of the training images can be read: there is nothing to train on")
+        raise ValueError(
+            "none of the training images can be read: check the files, for example by opening one "
+            "in an image viewer"
+        )
     mean = sums[1] / sums[0]
     deviation = (sums[2] / sums[0] - mean.square()).clamp_min(0).sqrt()
-    deviation = torch.where(deviation < FLAT, 1.0, deviation)
+    deviation = torch.where(deviation < MIN_DEVIATION, 1.0, deviation)
     return _rounded(mean), _rounded(deviation)
 
 

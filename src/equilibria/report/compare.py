@@ -27,7 +27,7 @@ from equilibria.training.files import (
     unsealed,
     write_atomically,
 )
-from equilibria.training.recipe import told_where
+from equilibria.training.recipe import errors_at
 from equilibria.training.sizes import check_file_size, check_model_size
 
 PANEL_WIDTH, PANEL_HEIGHT = 3.6, 2.7
@@ -328,7 +328,7 @@ def _stored_parameters(run: RunFolder, recipe: Recipe) -> int | None:
     check_file_size(weights)
     check_model_size(recipe.model.name, recipe.model.options)
     # Only the names are needed, to distinguish parameters from buffers.
-    with torch.device("meta"), told_where("model.options"):
+    with torch.device("meta"), errors_at("model.options"):
         model = create_model(recipe.model.name, **recipe.model.options)
     names = {name for name, value in model.named_parameters() if value.requires_grad}
     stored = read_weights(weights)

@@ -1,4 +1,4 @@
-"""Training: in one call, or recipe, loop, checkpoints and run folders one by one."""
+"""Training of models: one call that does everything, and its parts."""
 
 from equilibria.training.api import (
     ClassMap,

@@ -1,4 +1,4 @@
-"""What the program does in one command, in one call: train, load, evaluate, predict."""
+"""The commands of the program as functions: train, load, evaluate and predict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from equilibria.plugins import import_parts
 from equilibria.registry import check_at_least_one
 from equilibria.solvers import Solution
 from equilibria.tasks import Classification, Evaluation, Task
-from equilibria.training.elsewhere import fitting_test
 from equilibria.training.experiment import (
     Experiment,
     RecipeModel,
@@ -40,10 +39,11 @@ from equilibria.training.experiment import (
 )
 from equilibria.training.folder import RunFolder
 from equilibria.training.metrics import EpochMetrics, StepProgress
+from equilibria.training.other_data import matching_test_images
 from equilibria.training.planning import open_run, plan_run
 from equilibria.training.processes import choose_device, denormals_as_zero
 from equilibria.training.progress import TrainingDisplay, both, notes, summary
-from equilibria.training.recipe import Recipe, given_to, recipe_for
+from equilibria.training.recipe import Recipe, recipe_for, with_given_data
 from equilibria.training.sizes import size_limit
 from equilibria.training.weights_source import Weights
 
@@ -67,40 +67,41 @@ def train(
     on_epoch: Callable[[EpochMetrics], None] | None = None,
     on_step: Callable[[StepProgress], None] | None = None,
 ) -> nn.Module:
-    """Train a model as a recipe describes, and return it as `load` does.
+    """Train a model according to a recipe, or on a folder of images or a data set.
 
         model = eq.train("digits-opteq", "training.epochs=2", output="runs/mine")
         model = eq.train("photos/", output="runs/mine")
         model = eq.train(data=dataset, output="runs/mine")
 
     Args:
-        recipe: A recipe by its name, a YAML file, or an object; or a folder of images, one folder
-            per class, or a table of files and labels (CSV), for which a recipe is chosen. None,
-            without `data` and with `resume`: the recipe of the run in `output`.
-        overrides: Changes to the recipe, as "key=value".
-        data: Data to train on instead of the recipe's; without a recipe one is chosen. A map-style
-            `Dataset` of torch, or a `DataSet`, as `eq.data.from_dataset` makes it.
+        recipe: Recipe: its name, a YAML file, or an object. Alternatively a folder of images with
+            one folder per class, or a table of files and labels (CSV), for which a recipe is
+            chosen. None with `resume` and without `data` uses the recipe of the run in `output`.
+        overrides: Changes of the recipe, as "key=value".
+        data: Data that replace those of the recipe; without a recipe one is chosen. A map-style
+            `torch.utils.data.Dataset`, or a `DataSet`, for example from `eq.data.from_dataset`.
         output: Folder of the run.
-        resume: Go on from the last checkpoint in `output`. A run that was ended before its first
+        resume: Continue from the last checkpoint in `output`. A run that ended before its first
             checkpoint starts from the beginning.
         overwrite: Replace the run in `output`.
-        epochs: Number of epochs in all; "+5" gives the run in `output` five more
-            (`TrainingSettings` describes the learning rate there).
-        start_from: Folder of a run whose weights the new run starts with; for another number of
-            classes, its last layer is new.
-        device: Where to train; "auto" takes an accelerator if there is one.
-        imports: Files or modules with custom parts, imported first (`equilibria.plugins`).
+        epochs: Total number of epochs, or "+5" for five epochs more than the run in `output` has
+            (see `continued_at` of `TrainingSettings` for the learning rate).
+        start_from: Folder of a run whose weights initialize the model. If the number of classes
+            differs, the last layer is initialized at random.
+        device: Device to train on; "auto" uses an accelerator if there is one.
+        imports: Files or modules with custom parts, which are imported first
+            (`equilibria.plugins`).
         progress: Print a summary of the run and its progress to stderr: a bar on a terminal,
-            elsewhere one line per epoch.
-        on_epoch: Called with the metrics of every epoch; an exception it raises ends the training.
-        on_step: Called after every step; an exception it raises ends the training.
+            otherwise one line per epoch.
+        on_epoch: Callback with the metrics of an epoch; an exception it raises ends the training.
+        on_step: Callback after each step; an exception it raises ends the training.
 
     Returns:
-        The trained model, in evaluation mode.
+        The trained model in evaluation mode, as returned by `load`.
 
     Raises:
-        RunError: If `output` cannot be used as requested, for example without `resume` or
-            `overwrite` where it holds a run.
+        RunError: If `output` cannot be used as requested, for example if it holds a run but neither
+            `resume` nor `overwrite` is set.
         RecipeError: If the recipe is not valid.
 
     Examples:
@@ -112,25 +113,25 @@ def train(
     from rich.console import Console
 
     import_parts(imports)
-    folder, is_more = Path(output), str(epochs).startswith("+")
-    goes_on = recipe is None and (resume or is_more) and RunFolder(folder).is_run()
-    given = from_dataset(data) if isinstance(data, Dataset) else data
+    folder, adds_epochs = Path(output), str(epochs).startswith("+")
+    continues = recipe is None and (resume or adds_epochs) and RunFolder(folder).is_run()
+    dataset = from_dataset(data) if isinstance(data, Dataset) else data
     if isinstance(recipe, Recipe):
-        recipe = recipe if given is None else given_to(recipe)
-    elif given is not None and not goes_on:
-        recipe, overrides = recipe_for(given, recipe, overrides), ()
-    where = choose_device(device)
+        recipe = recipe if dataset is None else with_given_data(recipe)
+    elif dataset is not None and not continues:
+        recipe, overrides = recipe_for(dataset, recipe, overrides), ()
+    chosen_device = choose_device(device)
     plan = plan_run(recipe, overrides, folder, resume=resume, overwrite=overwrite, epochs=epochs)
-    experiment = Experiment.of(plan.recipe, given)
+    experiment = Experiment.of(plan.recipe, dataset)
     run = open_run(plan, experiment, folder, overwrite=overwrite, start_from=start_from)
     console = Console(stderr=True, highlight=False, quiet=not progress)
-    for line in (*notes(plan, run), *summary(experiment, run, where)):
+    for line in (*notes(plan, run), *summary(experiment, run, chosen_device)):
         console.print(line, markup=False, soft_wrap=True)
     display = TrainingDisplay(console, plan.recipe.training.epochs)
     with display.progress:
         experiment.train(
             run,
-            where,
+            chosen_device,
             on_epoch=both(display.on_epoch, on_epoch),
             on_step=both(display.on_step, on_step),
             on_read=display.on_read,
@@ -146,23 +147,30 @@ def load(
     imports: Paths = (),
     max_gigabytes: float | None = None,
 ) -> nn.Module:
-    """The model of a run, in evaluation mode; the data of the run are not needed.
+    """Load the model of a run; its data are not needed.
 
-    It takes pixels in [0, 1]. `model.images`, an `ImageSpec`, says what it expects of them: the
-    names of the classes, the channels, height and width, how image files are brought to that size,
-    and the normalization. Of a run that was interrupted the newest checkpoint counts, with a
+    The model takes pixels in [0, 1]. `model.images`, an `ImageSpec`, describes the images that it
+    expects: class names, channels, height and width, the scaling of image files, and the
+    normalization. For an interrupted run the newest checkpoint is loaded, with a
     `CheckpointWarning`.
 
-    weights: "best" are those of the epoch that did best on the validation images.
-    imports: what the run was trained with, besides what comes with Equilibria; `run.json` names it,
-        but nothing is imported that is not named here.
-    max_gigabytes: memory that the model may need for its parameters and one image, estimated
-        before it is built; 10 if not set. A run that needs more is refused.
+    Args:
+        folder: Folder of a run, a file written by `pack`, or the name of a pretrained model.
+        weights: "last", or "best" for the weights of the epoch with the best validation score.
+        device: Device of the model; "auto" uses an accelerator if there is one.
+        imports: Files or modules with the custom parts that the run was trained with. `run.json`
+            lists them, but only parts that are named here are imported.
+        max_gigabytes: Limit for the memory of the parameters and one image, estimated before the
+            model is built; 10 by default.
+
+    Returns:
+        The model in evaluation mode.
 
     Raises:
-        ModelSizeError: If the model would need more memory, or is absurdly deep.
-        DamagedFileError: If a file of the run is not as it was written, is no regular file, or is
-            a link that leads out of the folder.
+        ModelSizeError: If the model would exceed the memory limit, or has an absurd number of
+            layers.
+        DamagedFileError: If a file of the run was changed, is not a regular file, or is a link to a
+            place outside the folder.
 
     Examples:
         >>> model = eq.load("digits-opteq")
@@ -186,33 +194,45 @@ def evaluate(
     certified: bool = False,
     **options: Any,
 ) -> Evaluation:
-    """How a model does on samples that it was not trained on.
+    """Evaluate a model on test samples.
 
         eq.evaluate("runs/mine").accuracy
         eq.evaluate(model, "digits").figures
         eq.evaluate("runs/mine", "cifar10", corrupted="fog:3").accuracy
 
-    run_or_model: the folder of a run, by default judged on its test images, or a model.
-    data: a data set, or its name, of which the test images count; a source, a map-style `Dataset`
-        of torch, or batches. Images of a data set are framed as those of the run; it must have
-        as many classes. The run's own data are then not needed.
-    options: of the data set that is named, as `load_dataset` takes them.
-    task: what is judged; by default that of the run, and classification for a model.
-    root: the folder of data sets; by default where the run, or EQUILIBRIA_DATA, has it.
-    certified: of a run, solve each image until its class is certain (`CertifiedExit`).
+    Args:
+        run_or_model: Model, folder of a run, or name of a pretrained model.
+        data: Data set or its name, whose test images are used; or a source, a map-style
+            `torch.utils.data.Dataset`, or batches (images, labels). By default the test images of
+            the run. Images of a data set are scaled like those of the run, and it must have the
+            same number of classes.
+        task: Task that computes the figures. By default that of the run, or classification for a
+            model.
+        weights: "last", or "best" for the weights of the epoch with the best validation score.
+        device: Device for the model of a run.
+        batch_size: Number of images per batch.
+        root: Folder of all data sets; by default that of the run, or the environment variable
+            EQUILIBRIA_DATA.
+        certified: For a run, solve each image only until its class is certain (`CertifiedExit`).
+        options: Options of the data set if `data` is a name, as for `load_dataset`.
+
+    Returns:
+        The loss, the figures of the task, and statistics of the solves.
 
     Examples:
-        >>> found = eq.evaluate("digits-opteq")
-        >>> found.samples, found.accuracy > 0.9
+        >>> result = eq.evaluate("digits-opteq")
+        >>> result.samples, result.accuracy > 0.9
         (450, True)
     """
     if isinstance(data, str):
         data = load_dataset(data, root, **options)
     elif options:
-        raise TypeError(f"{', '.join(options)}: options are those of a data set that is named")
+        raise TypeError(
+            f"unexpected options {', '.join(options)}: options are for data given by name"
+        )
     if isinstance(run_or_model, nn.Module):
         if data is None:
-            raise TypeError("name the data to evaluate the model on, e.g. 'digits'")
+            raise TypeError("data is missing: pass data to evaluate the model on, e.g. 'digits'")
         if certified:
             raise TypeError(
                 "certified is for runs: evaluate eq.certificates.CertifiedExit(model, shape)"
@@ -236,37 +256,53 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one image.
+    """Prediction for one image.
+
+    Attributes:
+        file: Image file; empty for an image from a tensor.
+        label: Predicted class; None if the logits are NaN or infinite.
+        confidence: Softmax probability of the class.
+        iterations: Iterations of the solve; None for a model without an equilibrium.
+        converged: Whether the solve converged; None for a model without an equilibrium.
+        top: Most likely classes with their probabilities, in descending order.
+        certified: Whether the class is certain; None if this was not requested.
 
     Examples:
-        >>> (answer,) = eq.predict("digits-opteq", eq.data.load_digits().test.images[:1])
-        >>> answer.label, answer.confidence > 0.5, answer.converged
+        >>> (prediction,) = eq.predict("digits-opteq", eq.data.load_digits().test.images[:1])
+        >>> prediction.label, prediction.confidence > 0.5, prediction.converged
         ('0', True, True)
     """
 
     file: str
-    """Empty for an image that came as a tensor."""
     label: str | None
-    """None where the model has no answer: its logits are NaN or infinite."""
     confidence: float
     iterations: int | None
-    """None for a model without an equilibrium, as is `converged`."""
     converged: bool | None
     top: dict[str, float]
-    """The most likely classes with their confidences, the first one first; as many as asked for."""
     certified: bool | None = None
-    """Whether the class is certain; None where nobody asked."""
 
 
 @dataclass(frozen=True)
 class ClassMap:
-    """What a model says of the pixels of one image."""
+    """Predicted class of every pixel of an image.
+
+    Attributes:
+        file: Image file; empty for an image from a tensor.
+        classes: Index of the class of each pixel, shape (H, W); −1 if the logits are NaN or
+            infinite.
+        confidence: Mean softmax probability of the predicted classes.
+        iterations: Iterations of the solve; None for a model without an equilibrium.
+        converged: Whether the solve converged; None for a model without an equilibrium.
+
+    Examples:
+        >>> classes = torch.zeros(4, 6, dtype=torch.long)
+        >>> eq.training.ClassMap("street.png", classes, 0.9, 12, True).classes.shape
+        torch.Size([4, 6])
+    """
 
     file: str
     classes: Tensor
-    """The index of a class for each pixel, shape `(height, width)`; −1 where it has no answer."""
     confidence: float
-    """The mean over the pixels."""
     iterations: int | None
     converged: bool | None
 
@@ -282,23 +318,34 @@ def predict(
     certified: bool = False,
     on_unreadable: Callable[[Exception], None] | None = None,
 ) -> list[Prediction] | list[ClassMap]:
-    """The classes of images, or of their pixels where the model segments.
+    """Predict the classes of images, or of their pixels if the model segments.
 
         eq.predict("runs/mine", "digit.png")[0].label
 
-    images: a batch with values in [0, 1], or image files and folders of them, which are framed as
-        the images of the training were.
-    top: how many of the most likely classes are told with their confidences.
-    certified: solve each image until its class is certain (`CertifiedExit`).
-    on_unreadable: is told of a file that cannot be read, which is then left out; without it, that
-        is an error.
+    Args:
+        run_or_model: Model, folder of a run, or name of a pretrained model.
+        images: Batch of shape (B, C, H, W) with values in [0, 1], or image files and folders.
+            Image files are scaled and cropped like the training images.
+        weights: "last", or "best" for the weights of the epoch with the best validation score.
+        device: Device for the model of a run.
+        batch_size: Number of images per batch.
+        top: Number of most likely classes to return per image.
+        certified: Solve each image only until its class is certain (`CertifiedExit`).
+        on_unreadable: Callback for the error of a file that cannot be read, which is then skipped.
+            Without it, the error is raised.
+
+    Returns:
+        One `Prediction` or `ClassMap` per image.
+
+    Raises:
+        ValueError: If the task of the run has no classes.
 
     Examples:
         >>> images = eq.data.load_digits().test.images[:2]
-        >>> [answer.label for answer in eq.predict("digits-opteq", images)]
+        >>> [prediction.label for prediction in eq.predict("digits-opteq", images)]
         ['0', '3']
     """
-    found = predictions(
+    results = predictions(
         run_or_model,
         images,
         weights=weights,
@@ -308,7 +355,7 @@ def predict(
         certified=certified,
         on_unreadable=on_unreadable,
     )
-    return cast("list[Prediction] | list[ClassMap]", list(found))
+    return cast("list[Prediction] | list[ClassMap]", list(results))
 
 
 def predictions(
@@ -322,11 +369,23 @@ def predictions(
     certified: bool = False,
     on_unreadable: Callable[[Exception], None] | None = None,
 ) -> Iterator[Prediction | ClassMap]:
-    """What `predict` gives, one by one: files are read when their turn comes, and none is kept.
+    """Yield the results of `predict` one by one; files are read when needed, and not kept.
+
+    Args:
+        run_or_model: Model, folder of a run, or name of a pretrained model.
+        images: Batch of shape (B, C, H, W) with values in [0, 1], or image files and folders.
+        weights: "last", or "best" for the weights of the epoch with the best validation score.
+        device: Device for the model of a run.
+        batch_size: Number of images per batch.
+        top: Number of most likely classes to return per image.
+        certified: Solve each image only until its class is certain (`CertifiedExit`).
+        on_unreadable: Callback for the error of a file that cannot be read, which is then skipped.
+            Without it, the error is raised.
 
     Examples:
         >>> images = eq.data.load_digits().test.images[:2]
-        >>> [answer.label for answer in eq.training.predictions("digits-opteq", images)]
+        >>> results = eq.training.predictions("digits-opteq", images)
+        >>> [prediction.label for prediction in results]
         ['0', '3']
     """
     check_at_least_one(batch_size=batch_size, top=top)
@@ -334,8 +393,8 @@ def predictions(
         model = run_or_model
     else:
         model = load(run_or_model, device=device, weights=weights)
-        known = images_of(model)
-        if known is not None and not known.names_classes:
+        spec = images_of(model)
+        if spec is not None and not spec.names_classes:
             raise ValueError(f"the task of the run {run_or_model} has no classes to predict")
     read = None if isinstance(images, Tensor) else _reader(model)
     if certified:
@@ -350,7 +409,7 @@ def predictions(
         files = find_images([Path(path) for path in paths])
         assert read is not None
         batches = _read(files, read, batch_size, on_unreadable)
-    return (said for names, batch in batches for said in _said(model, batch, names, top))
+    return (result for names, batch in batches for result in _predict(model, batch, names, top))
 
 
 def _read(
@@ -360,21 +419,21 @@ def _read(
     on_unreadable: Callable[[Exception], None] | None,
 ) -> Iterator[tuple[Sequence[str], Tensor]]:
     for start in range(0, len(files), batch_size):
-        some = list(readable(files[start : start + batch_size], read, on_unreadable))
-        if some:
-            names, images = zip(*some, strict=True)
+        batch = list(readable(files[start : start + batch_size], read, on_unreadable))
+        if batch:
+            names, images = zip(*batch, strict=True)
             yield [str(name) for name in names], torch.stack(images)
 
 
 @torch.no_grad()
-def _said(
+def _predict(
     model: nn.Module, batch: Tensor, files: Sequence[str], top: int
 ) -> list[Prediction | ClassMap]:
-    was_training, place = model.training, next(model.parameters()).device
+    was_training, device = model.training, next(model.parameters()).device
     model.eval()
     try:
         with solving(model, record=True) as record:
-            logits = model(batch.to(place)).float().cpu()
+            logits = model(batch.to(device)).float().cpu()
     finally:
         model.train(was_training)
     solution = record.solutions[-1] if record.solutions else None
@@ -384,13 +443,13 @@ def _said(
 def answers_of(
     model: nn.Module, logits: Tensor, solution: Solution | None, files: Sequence[str], top: int
 ) -> list[Prediction | ClassMap]:
-    """Return the predictions that belong to logits of a model.
+    """Convert the logits of a model to predictions.
 
     Args:
-        model: The model, which knows the names of its classes.
-        logits: Its outputs for a batch, float32 on the CPU.
-        solution: The solve that led to them, if the model has an equilibrium.
-        files: A file name per image, or an empty string.
+        model: The model.
+        logits: Its output for a batch, float32 on the CPU.
+        solution: Result of its solve, if it has an equilibrium.
+        files: One file name per image, or an empty string.
         top: Number of the most likely classes to return.
     """
     shares, classes = logits.softmax(dim=1), predicted_classes(logits)
@@ -398,33 +457,35 @@ def answers_of(
     images = images_of(model)
     names = images.class_names if images else ()
     names = names or tuple(map(str, range(logits.shape[1])))
-    found: list[Prediction | ClassMap] = []
+    results: list[Prediction | ClassMap] = []
     for i, file in enumerate(files):
-        # Samples that are coupled are one problem.
+        # Coupled samples are solved as one problem.
         problem = 0 if solution is None or len(solution.iterations) == 1 else i
         iterations = None if solution is None else int(solution.iterations[problem])
         converged = None if solution is None else bool(solution.converged[problem])
         confidence = float(confidences[i].mean())
         if classes.dim() > 1:
-            found.append(ClassMap(file, classes[i], confidence, iterations, converged))
+            results.append(ClassMap(file, classes[i], confidence, iterations, converged))
             continue
         label = None if classes[i] < 0 else names[int(classes[i])]
         order = shares[i].argsort(descending=True, stable=True)[: 0 if label is None else top]
         likely = {names[int(j)]: float(shares[i, j]) for j in order}
-        sure = bool(model.certified[i]) if isinstance(model, CertifiedExit) else None
-        found.append(Prediction(file, label, confidence, iterations, converged, likely, sure))
-    return found
+        certified = bool(model.certified[i]) if isinstance(model, CertifiedExit) else None
+        results.append(
+            Prediction(file, label, confidence, iterations, converged, likely, certified)
+        )
+    return results
 
 
 def _batches(
     data: Data | Iterable[tuple[Tensor, Tensor]], model: nn.Module, batch_size: int
 ) -> Iterable[tuple[Tensor, Tensor]]:
     if isinstance(data, DataSet):
-        data = fitting_test(data, model)
+        data = matching_test_images(data, model)
     elif isinstance(data, Dataset):
         images = images_of(model)
         data = Items(data) if images is None else Items(data, images.frame, images.is_gray)
-    # Batches themselves are iterable and have no `fetch`.
+    # Sources have `fetch`; batches are only iterable.
     return Batches(cast(Source, data), batch_size) if hasattr(data, "fetch") else data
 
 
@@ -437,7 +498,7 @@ def _images_of(model: nn.Module) -> ImageSpec:
     images = images_of(model)
     if images is None:
         raise ValueError(
-            "the model does not say what size its images have: give images as a tensor, or a model "
-            "from eq.load"
+            "the model does not describe its images (model.images): pass images as a tensor, or a "
+            "model from eq.load"
         )
     return images

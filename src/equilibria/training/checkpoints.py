@@ -1,4 +1,4 @@
-"""The checkpoints of a run: what it needs to go on as if nothing had happened."""
+"""Checkpoints, from which a run resumes with the results of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -28,42 +28,49 @@ from equilibria.training.files import (
 )
 from equilibria.training.sizes import check_file_size
 
-KEPT = 2
-"""How many checkpoints stay: the last one, and one to fall back to."""
+KEPT_CHECKPOINTS = 2
+"""Number of checkpoints that are kept: the last one, and one in case it is damaged."""
 WEIGHTS, STATE, MANIFEST = "model.safetensors", "state.pt", "manifest.json"
 
 
 class CheckpointWarning(UserWarning):
-    """A file of a run is damaged, and something else was taken or done."""
+    """A file of a run is damaged or missing, and another one is used instead."""
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a run needs besides the weights to go on as if nothing had happened.
+    """State of a run besides the weights.
 
-    Chance is not in it: every epoch draws it anew from the seed of the run.
+    It has no random state, because every epoch seeds its generators from the seed of the run.
+
+    Attributes:
+        optimizer: State of the optimizer.
+        step: Number of steps so far.
+        history: Metrics of the epochs so far.
+        starts: Warm starts: for each layer, which samples it has solved, and their states.
     """
 
     optimizer: dict[str, Any]
     step: int
     history: list[dict[str, Any]]
     starts: list[list[Tensor]]
-    """Where warm solves start: for every layer which samples it knows, and their states."""
 
 
 Restore = Callable[[dict[str, Tensor], TrainingState], None]
-"""Takes in weights and state, or raises and changes nothing."""
+"""Function that restores weights and state, or raises and changes nothing."""
 
 
 class Checkpoints:
-    """A folder an epoch, of which the two that were written last are kept, and the best weights.
+    """The last two checkpoints of a run, one folder each, and its best weights.
 
-    A checkpoint is written under another name and renamed when all of it is on the disk, so that a
-    kill at any moment loses the current epoch at the most. Its manifest has the checksums of its
-    files, and counts the checkpoints as they are written: after a new start from the first epoch,
-    the highest epoch is not the newest.
+    A checkpoint is written under a temporary name and renamed when it is complete on the disk, so
+    that killing the process loses at most the current epoch. Its manifest has the checksums of its
+    files and a counter of the checkpoints. After a restart from the first epoch, the newest
+    checkpoint is not the one with the highest epoch.
 
-    metrics: a file for people, a line of JSON an epoch; always made anew from the history.
+    Args:
+        folder: Folder of the checkpoints.
+        metrics: File with one line of JSON per epoch, rewritten from the history.
 
     Examples:
         >>> from pathlib import Path
@@ -88,7 +95,7 @@ class Checkpoints:
         temporary.mkdir()
         try:
             save_weights(model, temporary / WEIGHTS)
-            # In memory first: torch's own writer aborts where a disk is full.
+            # Through memory, because torch's writer aborts the process if the disk is full.
             buffer = io.BytesIO()
             torch.save(vars(state), buffer)
             write_atomically(temporary / STATE, buffer.getvalue())
@@ -105,9 +112,9 @@ class Checkpoints:
             raise
         self._damaged.discard(target)
         self._write_metrics(state.history)
-        sound = [folder for folder in self.present() if folder not in self._damaged]
-        superseded = [*sound[KEPT:], *(self._damaged if len(sound) >= KEPT else ())]
-        for old in superseded:
+        intact = [folder for folder in self.present() if folder not in self._damaged]
+        damaged = self._damaged if len(intact) >= KEPT_CHECKPOINTS else ()
+        for old in [*intact[KEPT_CHECKPOINTS:], *damaged]:
             self._remove(old)
 
     def save_best(self, model: nn.Module, epoch: int, score: float) -> None:
@@ -116,18 +123,18 @@ class Checkpoints:
         save_weights(model, self.best, {"epoch": str(epoch), "score": repr(score)})
 
     def present(self) -> list[Path]:
-        """The checkpoints there are, the one that was written last first."""
+        """Return the folders of the checkpoints, the newest first."""
         return sorted(self.folder.glob("epoch-*"), key=lambda f: (_written(f), f), reverse=True)
 
     def newest_weights(self) -> Path | None:
-        """The weights of the newest checkpoint, if there is one."""
-        kept = (folder / WEIGHTS for folder in self.present())
-        return next((path for path in kept if path.is_file()), None)
+        """Return the weights file of the newest checkpoint, or None."""
+        files = (folder / WEIGHTS for folder in self.present())
+        return next((path for path in files if path.is_file()), None)
 
-    def newest_sound(self) -> tuple[int, Path] | None:
-        """The epoch and the weights of the newest checkpoint whose weights are as written, if any.
+    def newest_intact(self) -> tuple[int, Path] | None:
+        """Return the epoch and weights file of the newest checkpoint with intact weights, or None.
 
-        The state of the training is not read: the weights do not need it.
+        The state of the training is not read.
         """
         for folder in sorted(self.present(), key=lambda folder: _written(folder) >= 0):
             try:
@@ -135,37 +142,37 @@ class Checkpoints:
                 check_run_file(weights, _run_of(folder))
                 check_file_size(weights)
                 if checksum_of_file(weights) != files[WEIGHTS]:
-                    raise DamagedFileError(_another_checksum(WEIGHTS))
+                    raise DamagedFileError(_wrong_checksum(WEIGHTS))
                 return int(folder.name.removeprefix("epoch-")), weights
             except Exception as error:
-                _pass_over(folder, error)
+                _warn_skipped(folder, error)
         return None
 
     def load(self, restore: Restore) -> TrainingState | None:
-        """Restore the newest checkpoint that is sound and fits; None if there is none."""
-        # First those whose manifest is damaged: they may be the newest, and shall not go untold.
+        """Restore the newest checkpoint that is intact and fits; return its state, or None."""
+        # Those with a damaged manifest come first: the newest one must not be skipped silently.
         for folder in sorted(self.present(), key=lambda folder: _written(folder) >= 0):
             try:
                 weights, state = _read(folder)
                 restore(weights, state)
             except Exception as error:
                 self._damaged.add(folder)
-                _pass_over(folder, error)
+                _warn_skipped(folder, error)
                 continue
             self._write_metrics(state.history)
             return state
         return None
 
     def _remove(self, old: Path) -> None:
-        """By a rename first: a kill leaves no half of a checkpoint under its name."""
-        gone = temporary_name(self.folder / "superseded")
-        shutil.rmtree(gone, ignore_errors=True)
+        """Rename and then delete, so that no incomplete checkpoint remains under its name."""
+        renamed = temporary_name(self.folder / "superseded")
+        shutil.rmtree(renamed, ignore_errors=True)
         if old.exists():
-            old.replace(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+            old.replace(renamed)
+            shutil.rmtree(renamed, ignore_errors=True)
 
     def _make_folder(self) -> None:
-        # Not its parents: where the folder of the run was deleted, that must not go unnoticed.
+        # Without parents: if the folder of the run was deleted, this must raise.
         self.folder.mkdir(exist_ok=True)
 
     def _write_metrics(self, history: Sequence[Mapping[str, Any]]) -> None:
@@ -174,7 +181,7 @@ class Checkpoints:
             write_atomically(self._metrics, "".join(f"{line}\n" for line in lines).encode())
 
 
-def _pass_over(folder: Path, error: Exception) -> None:
+def _warn_skipped(folder: Path, error: Exception) -> None:
     warn_caller(
         f"the checkpoint {folder} cannot be read ({error}); trying the one before it",
         CheckpointWarning,
@@ -186,17 +193,17 @@ def _read(folder: Path) -> tuple[dict[str, Tensor], TrainingState]:
         check_run_file(folder / name, _run_of(folder))
     for name, expected in _checksums(folder).items():
         if checksum_of_file(folder / name) != expected:
-            raise DamagedFileError(_another_checksum(name))
-    kept = torch.load(folder / STATE, map_location="cpu", weights_only=True)
-    return read_weights(folder / WEIGHTS), TrainingState(**kept)
+            raise DamagedFileError(_wrong_checksum(name))
+    state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+    return read_weights(folder / WEIGHTS), TrainingState(**state)
 
 
-def _another_checksum(name: str) -> str:
-    return f"{name} has another checksum than it was written with"
+def _wrong_checksum(name: str) -> str:
+    return f"{name} was changed since it was written: its checksum differs"
 
 
 def _run_of(folder: Path) -> Path:
-    """The folder of the run that a checkpoint belongs to."""
+    """Return the folder of the run that a checkpoint belongs to."""
     return folder.parent.parent
 
 
@@ -208,9 +215,9 @@ def _checksums(folder: Path) -> dict[str, str]:
     """Return the checksums of the two files of a checkpoint."""
     files = _manifest(folder)["files"]
     if not isinstance(files, dict) or set(files) != {WEIGHTS, STATE}:
-        named = ", ".join(map(repr, files)) if isinstance(files, dict) else repr(files)
+        listed = ", ".join(map(repr, files)) if isinstance(files, dict) else repr(files)
         raise DamagedFileError(
-            f"{MANIFEST} names {named:.200}, but a checkpoint has {WEIGHTS} and {STATE}"
+            f"{MANIFEST} lists {listed:.200}, but a checkpoint has {WEIGHTS} and {STATE}"
         )
     return files
 

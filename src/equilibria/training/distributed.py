@@ -1,4 +1,4 @@
-"""Processes that train one model together, by torch.distributed."""
+"""Distributed training of one model with `torch.distributed`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,20 @@ from equilibria.training.synchronized import synchronized_batches
 
 
 class ProcessLostError(RuntimeError):
-    """Another process of the training has ended, and the rest cannot go on without it."""
+    """Another process of a distributed training has ended."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands among those that train together.
+    """Rank of a process in a distributed training.
+
+    Attributes:
+        rank: Rank among all processes.
+        count: Number of all processes.
+        local_rank: Rank among the processes of this machine.
+        local_count: Number of processes of this machine.
+        meeting_point: File through which the processes connect; None uses the address in the
+            environment.
 
     Examples:
         >>> from equilibria.training.distributed import Place
@@ -37,16 +45,14 @@ class Place:
     rank: int
     count: int
     local_rank: int
-    """Among those of this machine, as is the next."""
     local_count: int
     meeting_point: Path | None = None
-    """The file by which they find each other; None: by the address in the environment."""
 
     @classmethod
     def from_environment(
         cls, variables: Mapping[str, str] = os.environ, *, meeting_point: Path | None = None
     ) -> Place | None:
-        """As torchrun and its like say it; None where this process is alone."""
+        """Read the variables of torchrun; return None if there is only one process."""
         needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         if not all(name in variables for name in needed):
             return None
@@ -62,13 +68,13 @@ class Place:
         )
 
     def device(self, name: str = "auto") -> torch.device:
-        """The device of this process: a GPU of its own, or the processor."""
+        """Return the device of this process: the CPU, or one GPU per process."""
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
         if name not in ("cpu", "cuda"):
             raise ValueError(
-                f"{self.count} processes train on cpu or cuda, each with a GPU of its own, "
-                f"not on {name!r}"
+                f"distributed training needs the device 'cpu' or 'cuda', got {name!r}: the rank "
+                "determines the GPU of each process"
             )
         if name == "cpu":
             return torch.device("cpu")
@@ -80,37 +86,37 @@ class Place:
         return torch.device("cuda", self.local_rank)
 
     def threads(self) -> int:
-        """This process's share of the processors."""
+        """Return the number of cores per process."""
         usable = getattr(os, "sched_getaffinity", None)
         processors = len(usable(0)) if usable is not None else os.cpu_count() or 1
         return max(1, processors // self.local_count)
 
 
 class ProcessGroup(Processes):
-    """The processes of torch.distributed's default group, which `joined_group` makes."""
+    """Processes of the default group of `torch.distributed`, which `joined_group` initializes."""
 
     def __init__(self, device: torch.device) -> None:
         self.rank = distributed.get_rank()
         self.count = distributed.get_world_size()
-        # NCCL takes what is on the GPU only, Gloo whatever comes.
-        self.meets_on = device if distributed.get_backend() == "nccl" else None
+        # NCCL only transfers tensors on the GPU.
+        self.transfer_device = device if distributed.get_backend() == "nccl" else None
 
     @contextmanager
     def joined(self, model: nn.Module) -> Iterator[None]:
-        """The first process's weights for all, and statistics of whole batches."""
+        """Broadcast the weights of the first process, and synchronize batch statistics."""
         self.share([*model.parameters(), *model.buffers()])
         with synchronized_batches(model, self):
             yield
 
     def total(self, values: Tensor) -> Tensor:
         buffer = self._copy(values)
-        with _noticing_the_lost():
+        with _detecting_lost_processes():
             distributed.all_reduce(buffer)
         return buffer.to(values.device)
 
     @torch.no_grad()
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """All gradients of a type in one exchange; what has none in any process keeps none."""
+        """Sum gradients in one exchange per dtype; those that are None in all stay None."""
         by_type: defaultdict[torch.dtype, list[nn.Parameter]] = defaultdict(list)
         for parameter in parameters:
             if parameter.requires_grad:
@@ -122,48 +128,48 @@ class ProcessGroup(Processes):
         present = torch.tensor([p.grad is not None for p in parameters]).to(parameters[0])
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         summed = torch.cat([present, *(gradient.flatten() for gradient in gradients)])
-        with _noticing_the_lost():
+        with _detecting_lost_processes():
             distributed.all_reduce(summed)
         flags, *sums = torch.split(summed, [len(parameters), *(p.numel() for p in parameters)])
-        # Looking at the flags makes a GPU wait: only where there is something to decide.
-        undecided = any(p.grad is None for p in parameters)
-        somewhere = (flags > 0).tolist() if undecided else [True] * len(parameters)
-        for parameter, gradient, is_there in zip(parameters, sums, somewhere, strict=True):
-            parameter.grad = gradient.view_as(parameter) if is_there else None
+        # Reading the flags synchronizes with the GPU, so they are read only if necessary.
+        any_missing = any(p.grad is None for p in parameters)
+        has_gradient = (flags > 0).tolist() if any_missing else [True] * len(parameters)
+        for parameter, gradient, is_present in zip(parameters, sums, has_gradient, strict=True):
+            parameter.grad = gradient.view_as(parameter) if is_present else None
 
     @torch.no_grad()
     def share(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             buffer = self._copy(tensor)
-            with _noticing_the_lost():
+            with _detecting_lost_processes():
                 distributed.broadcast(buffer, 0)
             if not self.leads:
                 tensor.copy_(buffer)
 
     def gathered(self, values: Tensor) -> Tensor:
-        return torch.cat(self._said_by_all(values.cpu())).to(values.device)
+        return torch.cat(self._gather_objects(values.cpu())).to(values.device)
 
     def first_message(self, own: str | None) -> str | None:
-        return next((said for said in self._said_by_all(own) if said is not None), None)
+        return next((text for text in self._gather_objects(own) if text is not None), None)
 
-    def _said_by_all(self, own: Any) -> list[Any]:
-        said = [None] * self.count
-        with _noticing_the_lost():
-            distributed.all_gather_object(said, own)
-        return said
+    def _gather_objects(self, own: Any) -> list[Any]:
+        objects = [None] * self.count
+        with _detecting_lost_processes():
+            distributed.all_gather_object(objects, own)
+        return objects
 
     def _copy(self, values: Tensor) -> Tensor:
         values = values.detach()
-        moved = values if self.meets_on is None else values.to(self.meets_on)
+        moved = values if self.transfer_device is None else values.to(self.transfer_device)
         return moved.clone(memory_format=torch.contiguous_format)
 
 
 @contextmanager
 def joined_group(place: Place, device: torch.device) -> Iterator[ProcessGroup]:
-    """Meet the other processes; all of them leave together, unless one fails."""
-    # Its functions take the default group when they are imported, which making an optimizer may do.
-    # Imported in a group, they would keep it and its threads past `destroy_process_group`, and a
-    # thread that lives on into the interpreter's end aborts the process.
+    """Initialize the group of processes; at the end, wait for the others unless one fails."""
+    # The functions of this module keep the default group that exists when they are imported, and
+    # making an optimizer may import them. If they were imported inside a group, its threads would
+    # survive `destroy_process_group` and abort the process when the interpreter exits.
     importlib.import_module("torch.distributed.nn.functional")
     nccl = device.type == "cuda" and distributed.is_nccl_available()
     if device.type == "cuda":
@@ -172,7 +178,7 @@ def joined_group(place: Place, device: torch.device) -> Iterator[ProcessGroup]:
     if place.meeting_point is not None:
         file = str(place.meeting_point)
         store = distributed.FileStore(file, place.count)  # type: ignore[attr-defined]
-        # All are on this machine: nothing has to listen on the network.
+        # All processes are on this machine, so that nothing needs to listen on the network.
         for _, loopback in socket.if_nameindex():
             if loopback in ("lo", "lo0"):
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
@@ -188,7 +194,7 @@ def joined_group(place: Place, device: torch.device) -> Iterator[ProcessGroup]:
         yield group
         group.total(torch.zeros(()))
     except BaseException:
-        # NCCL would wait here for what the lost process never sends; the exit ends it as well.
+        # NCCL would wait here for the lost process; exiting destroys its group as well.
         if not nccl:
             distributed.destroy_process_group()
         raise
@@ -196,12 +202,12 @@ def joined_group(place: Place, device: torch.device) -> Iterator[ProcessGroup]:
 
 
 @contextmanager
-def _noticing_the_lost() -> Iterator[None]:
+def _detecting_lost_processes() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         reason = str(error).split(". ")[0]
         raise ProcessLostError(
-            "another process of this training has ended, or cannot be reached any more: its own "
-            f"message says why, and --resume goes on from the last checkpoint ({reason})"
+            "another process of this training has ended or cannot be reached; its own message has "
+            f"the reason. Use --resume to continue from the last checkpoint ({reason})"
         ) from error

@@ -1,4 +1,4 @@
-"""From a recipe to a trained model in a run folder, and back from the folder to the model."""
+"""Experiments: training a model according to a recipe, and loading it from a run folder."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ from equilibria.training.folder import RunFolder
 from equilibria.training.loop import fit
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes, choose_device
-from equilibria.training.recipe import GIVEN, Recipe, explained, told_where
+from equilibria.training.recipe import GIVEN, Recipe, errors_at, validation_messages
 from equilibria.training.sizes import check_model_size
 from equilibria.training.weights_source import Weights, source_of
 
 KEPT_LATENTS = 2000
-"""Of training images, that a run of a generator or an autoencoder keeps."""
-READ_AT_ONCE = 32
-"""Images that one worker reads into memory before the next one is asked."""
+"""Number of latents of training images that a run of a generator or an autoencoder keeps."""
+READ_BATCH_SIZE = 32
+"""Number of images per batch when images are read into memory."""
 VALIDATION_SEED = 20220613
-"""Fixed, so that runs of different seeds are compared on the same held-out images."""
+"""Fixed, so that runs with different seeds have the same held-out images."""
 
 
 AnyRun = TypeVar("AnyRun", bound="RecipeModel")
@@ -66,7 +66,13 @@ AnyRun = TypeVar("AnyRun", bound="RecipeModel")
 
 @dataclass(frozen=True)
 class RecipeModel:
-    """The model of a recipe with its task and what it must know of its images, without any data.
+    """Model of a recipe, with its task and the description of its images, but without data.
+
+    Attributes:
+        recipe: The recipe.
+        model: The model.
+        images: Description of the images that the model expects.
+        task: The task.
 
     Examples:
         >>> from equilibria.training.experiment import RecipeModel, trained_model
@@ -81,23 +87,33 @@ class RecipeModel:
     task: Task
 
     def solving(self) -> AbstractContextManager[Record]:
-        """The layers of the model as they solve in an evaluation."""
+        """Return a context in which the layers solve to the tolerance of evaluation."""
         return solving(self.model, tolerance=self.recipe.training.evaluation_tolerance)
 
     def model_options(self) -> dict[str, Any]:
-        """What `create_model` made the model with."""
+        """Return the options that were passed to `create_model`."""
         return _options(self.recipe, self.images)
 
     def until_certain(self: AnyRun) -> AnyRun:
-        """The same with a model that solves each image until its class is certain."""
+        """Return a copy whose model solves each image only until its class is certain."""
         if self.images.kind != "classification":
-            raise ValueError("certificates are for runs that classify images")
+            raise ValueError(
+                "certificates need a run that classifies images, but the images are of kind "
+                f"{self.images.kind!r}"
+            )
         return replace(self, model=CertifiedExit(self.model, tuple(self.images.image_shape)))
 
 
 @dataclass(frozen=True)
 class Experiment(RecipeModel):
-    """What a recipe stands for, ready to train.
+    """Model, task and data of a recipe, ready to train.
+
+    Attributes:
+        data: The data set.
+        augmentation: Augmentation of training images.
+        training: Training samples, without those that are held out.
+        validation: Samples that are evaluated after every epoch.
+        test: Test samples.
 
     Examples:
         >>> recipe = eq.training.load_recipe("digits-opteq")
@@ -115,12 +131,17 @@ class Experiment(RecipeModel):
 
     @classmethod
     def of(cls, recipe: Recipe, data: DataSet | None = None) -> Experiment:
-        """Load the data and make the model, its initial weights drawn with the recipe's seed."""
+        """Load the data and create the model, with initial weights from the seed of the recipe.
+
+        Args:
+            recipe: The recipe.
+            data: Data set in place of the one that the recipe names.
+        """
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
         if data is None:
             data = _data(recipe)
-        with told_where("task.options"):
+        with errors_at("task.options"):
             task = _task(recipe, data.kind, data.ignore_index)
         training, validation = _parts(recipe, data)
         images = ImageSpec(
@@ -133,10 +154,10 @@ class Experiment(RecipeModel):
             ignore_index=data.ignore_index,
         )
         torch.manual_seed(recipe.training.seed)
-        with told_where("model.options"):
+        with errors_at("model.options"):
             _check_fit(recipe, data)
             model = _model(recipe, images)
-        with told_where("data.augmentation"):
+        with errors_at("data.augmentation"):
             augmentation = Chain(tuple(map(build_augmentation, recipe.data.augmentation)))
         return cls(
             recipe=recipe,
@@ -160,9 +181,19 @@ class Experiment(RecipeModel):
         on_step: Callable[[StepProgress], None] | None = None,
         on_read: Callable[[int, int], None] | None = None,
     ) -> list[EpochMetrics]:
-        """Train, keeping checkpoints and metrics in the run's folder; go on where it was left.
+        """Train from the last checkpoint in the run's folder; write checkpoints and metrics there.
 
-        on_read: where images are read into memory first, is told how many of how many there are.
+        Args:
+            run: Folder of the run.
+            device: Device to train on.
+            processes: Processes that train together.
+            on_epoch: Callback with the metrics of an epoch.
+            on_step: Callback after each step.
+            on_read: Callback while images are read into memory, with the number of images read and
+                of all images.
+
+        Returns:
+            The metrics of all epochs.
         """
 
         def record(metrics: EpochMetrics) -> None:
@@ -171,7 +202,7 @@ class Experiment(RecipeModel):
                 on_epoch(metrics)
 
         try:
-            training, validation = self._to_be_read(processes, on_read)
+            training, validation = self._loaded_parts(processes, on_read)
             history = fit(
                 self.model,
                 self.task,
@@ -194,7 +225,7 @@ class Experiment(RecipeModel):
         return history
 
     def _keep_latents(self, run: RunFolder, device: torch.device) -> None:
-        """Of some training images, for `generate` where there are none."""
+        """Save latents of some training images, so that `generate` does not need the data."""
         if isinstance(self.task, Autoencoding | Reconstruction):
             images, _ = fetch_readable(self.training, evenly_spread(self.training, KEPT_LATENTS))
             self.model.eval()
@@ -202,42 +233,42 @@ class Experiment(RecipeModel):
                 latents = latents_of(self.model, self.task, images.to(device))
             save_tensors({"latents": latents}, run.latents)
 
-    def _to_be_read(
+    def _loaded_parts(
         self, processes: Processes, on_read: Callable[[int, int], None] | None
     ) -> tuple[Source, Source | None]:
-        """What is trained on and validated with: the files, or what was in them."""
+        """Return the training and validation parts, in memory with `data.in_memory`."""
         parts = [part for part in (self.training, self.validation) if part is not None]
         if self.recipe.data.in_memory:
             done, total = 0, sum(map(len, parts))
-            for place, part in enumerate(parts):
+            for index, part in enumerate(parts):
 
-                def tell(read: int, _: int, before: int = done) -> None:
+                def report(read: int, _: int, before: int = done) -> None:
                     if on_read is not None and processes.leads:
                         on_read(before + read, total)
 
-                workers = self._workers(part, READ_AT_ONCE, processes)
-                parts[place] = read_into_memory(
-                    part, batch=READ_AT_ONCE, workers=workers, on_read=tell
+                workers = self._workers(part, READ_BATCH_SIZE, processes)
+                parts[index] = read_into_memory(
+                    part, batch=READ_BATCH_SIZE, workers=workers, on_read=report
                 )
                 done += len(part)
         return parts[0], parts[1] if self.validation is not None else None
 
     def _workers(self, source: Source, size: int, processes: Processes) -> int:
-        given = self.recipe.data.workers
-        return usual_workers(source, size, processes.count) if given is None else given
+        workers = self.recipe.data.workers
+        return usual_workers(source, size, processes.count) if workers is None else workers
 
     def facts(self) -> dict[str, Any]:
-        """What a run folder records: of the images, and a fingerprint of the training data."""
+        """Return the facts for `run.json`: images, and a fingerprint of the training data."""
         data = {"samples": len(self.training), "fingerprint": fingerprint(self.data.train)}
         return {"images": self.images.as_data(), "data": data}
 
     def unreadable(self) -> dict[str, DataFileError]:
-        """The images that were left out so far because they cannot be read, by path."""
+        """Return the errors of images that were skipped because they cannot be read, by path."""
         parts = (self.training, self.test, *([self.validation] if self.validation else []))
-        return {path: why for part in parts for path, why in unreadable_images(part).items()}
+        return {path: error for part in parts for path, error in unreadable_images(part).items()}
 
     def evaluate(self, processes: Processes = ALONE) -> Evaluation:
-        """On the test images, of which each process takes its share if there are enough."""
+        """Evaluate the model on the test images, which several processes share."""
         if len(self.test) < processes.count:
             processes = ALONE
         own, size = processes.part_of(self.test), self.recipe.training.evaluation_batch_size
@@ -246,17 +277,17 @@ class Experiment(RecipeModel):
             return self.task.evaluate(self.model, batches, processes.gathered)
 
     def some_test_images(self, count: int) -> tuple[Tensor, Tensor]:
-        """Images and labels, spread evenly over the test images that can be read."""
+        """Return images and labels of `count` evenly spaced test images that can be read."""
         return fetch_readable(self.data.test, evenly_spread(self.data.test, count))
 
 
 def _data(recipe: Recipe) -> DataSet:
     if recipe.data.name == GIVEN:
         raise MissingDataError(
-            "the data set was given in Python, and no file holds it: give it again, as in "
+            "the data set was passed in Python and is not stored in a file: pass it again, as in "
             "eq.evaluate(eq.load(RUN), data) or eq.train(RECIPE, data=data)"
         )
-    with told_where("data.options"):
+    with errors_at("data.options"):
         return load_dataset(recipe.data.name, root=recipe.data.root, **recipe.data.options)
 
 
@@ -265,13 +296,13 @@ def _task(recipe: Recipe, kind: Kind, ignore_index: int | None) -> Task:
         task = create_task(recipe.task.name, **recipe.task.options)
         if recipe.data.normalize and task.draws_pictures:
             raise ValueError(
-                f"the task {recipe.task.name!r} draws pictures with values in [0, 1]: set "
+                f"the task {recipe.task.name!r} produces images with values in [0, 1]: set "
                 "data.normalize to false"
             )
         if recipe.training.warm_start and task.starts_at_zero:
             raise ValueError(
-                "training.warm_start has nothing to start: the task searches every latent from "
-                "zero, and the equilibrium with it; turn it off"
+                f"training.warm_start has no effect for the task {recipe.task.name!r}, whose "
+                "search over latents starts at zero: set it to false"
             )
         return task
     smoothing = recipe.task.label_smoothing
@@ -286,32 +317,34 @@ def _task(recipe: Recipe, kind: Kind, ignore_index: int | None) -> Task:
             f"{recipe.data.name} holds episodes: set task.name to few-shot, maml, reptile or imaml"
         )
     raise ValueError(
-        f"{recipe.data.name} has no labels: name a task that needs none (task.name), or take one "
-        "of the data sets with labels that `equilibria datasets` lists"
+        f"{recipe.data.name} has no labels: set task.name to a task that needs none, or choose a "
+        "data set with labels (`equilibria datasets` lists them)"
     )
 
 
 def _check_fit(recipe: Recipe, data: DataSet) -> None:
-    """Channels and classes that the recipe itself gives: training would stumble over them."""
+    """Raise if channels or classes in the recipe contradict the data."""
     options = recipe.model.options
     if options.get("in_channels", data.channels) != data.channels:
         raise ValueError(
-            f"{data.name} has images of {data.channels} channels: remove model.options.in_channels"
+            f"model.options.in_channels is {options['in_channels']}, but the images of "
+            f"{data.name} have {data.channels} channels: remove the option"
         )
     classes = options.get("num_classes", data.num_classes)
     if recipe.task.name is None and classes < data.num_classes:
         raise ValueError(
-            f"{data.name} has {data.num_classes} classes: remove model.options.num_classes"
+            f"model.options.num_classes is {classes}, but {data.name} has {data.num_classes} "
+            "classes: remove the option"
         )
 
 
 def _parts(recipe: Recipe, data: DataSet) -> tuple[Source, Source | None]:
-    """What is trained on, and what is evaluated after every epoch."""
+    """Return the training samples, and those that are evaluated after every epoch."""
     share = recipe.data.validation
     if share == "own":
         if data.validation is None:
             raise ValueError(
-                f"{data.name} has no validation part of its own: give data.validation a share of "
+                f"{data.name} has no published validation part: set data.validation to a share of "
                 "the training images, e.g. 0.1"
             )
         return data.train, data.validation
@@ -321,18 +354,22 @@ def _parts(recipe: Recipe, data: DataSet) -> tuple[Source, Source | None]:
 
 
 def _normalization(data: DataSet, training: Source) -> tuple[Any, Any]:
-    """Mean and deviation of every channel: as published, or else of some training images."""
+    """Return mean and standard deviation per channel: published, or measured on a sample."""
     if data.mean is not None and data.std is not None:
         return data.mean, data.std
     if data.kind == "episodes":
         raise ValueError(
-            f"no mean and deviation are published for {data.name}: set data.normalize to false"
+            f"{data.name} has no published mean and standard deviation: set data.normalize to false"
         )
     return mean_and_deviation(training)
 
 
 def fitting_options(model: str, data: DataSet | ImageSpec) -> dict[str, Any]:
-    """The options of a model that follow from the data, as far as it has them.
+    """Return the options of a model that follow from the data, if the model has them.
+
+    Args:
+        model: Name of the model.
+        data: Data set, or description of its images.
 
     Examples:
         >>> from equilibria.training.experiment import fitting_options
@@ -341,12 +378,11 @@ def fitting_options(model: str, data: DataSet | ImageSpec) -> dict[str, Any]:
     """
     channels, height, _ = data.image_shape
     options = {"in_channels": channels, "num_classes": data.num_classes, "image_size": height}
-    known = model_options(model)
-    return {name: value for name, value in options.items() if name in known}
+    supported = model_options(model)
+    return {name: value for name, value in options.items() if name in supported}
 
 
 def _model(recipe: Recipe, images: ImageSpec) -> nn.Module:
-    """The recipe's model for these images, of which it knows what `load` describes."""
     options = _options(recipe, images)
     check_model_size(recipe.model.name, options, images.image_shape)
     return create_model(recipe.model.name, images=images, **options)
@@ -366,14 +402,15 @@ def trained(
     weights: Weights = "last",
     root: str | Path | None = None,
 ) -> Experiment:
-    """The experiment of a run, with its data, its model with the weights of the run.
+    """Load the experiment of a run: its data, and its model with the trained weights.
 
-    Of a run that was interrupted the newest checkpoint counts, with a `CheckpointWarning`.
+    For an interrupted run the newest checkpoint is loaded, with a `CheckpointWarning`.
 
-    folder: of the run, or what `source_of` takes in its place.
-
-    weights: "best" are those of the epoch that did best on the validation images.
-    root: the folder of data sets, if it is not where the recipe says.
+    Args:
+        folder: Folder of a run, a file written by `pack`, or the name of a pretrained model.
+        device: Device of the model.
+        weights: "last", or "best" for the weights of the epoch with the best validation score.
+        root: Folder of all data sets, if it differs from the recipe's.
 
     Examples:
         >>> from equilibria.training.experiment import trained
@@ -381,24 +418,31 @@ def trained(
         >>> experiment.evaluate().accuracy > 0.9
         True
     """
-    place = choose_device(device)
+    chosen_device = choose_device(device)
     source = source_of(folder, weights)
     recipe = source.recipe
     if root is not None:
         recipe = replace(recipe, data=replace(recipe.data, root=str(root)))
     experiment = Experiment.of(recipe)
-    _load(experiment.model, recipe, source.file, place)
+    _load(experiment.model, recipe, source.file, chosen_device)
     return experiment
 
 
 def trained_model(
     folder: str | Path, *, device: torch.device | str = "cpu", weights: Weights = "last"
 ) -> RecipeModel:
-    """What `trained` gives, without the data set where the run says what its images are.
+    """Load the model of a run without its data set.
+
+    The data set is read only if `run.json`, which describes the images, is missing or damaged.
+
+    Args:
+        folder: Folder of a run, a file written by `pack`, or the name of a pretrained model.
+        device: Device of the model.
+        weights: "last", or "best" for the weights of the epoch with the best validation score.
 
     Raises:
         ModelSizeError: If the model would need more memory than `size_limit` allows.
-        ValueError: If the run does not say what its images are like.
+        ValueError: If the description of the images is invalid.
 
     Examples:
         >>> from equilibria.training.experiment import trained_model
@@ -406,23 +450,23 @@ def trained_model(
         >>> run.recipe.model.name
         'opteq-small'
     """
-    place = choose_device(device)
+    chosen_device = choose_device(device)
     source = source_of(folder, weights)
     recipe = source.recipe
-    if not source.images:  # `run.json` is missing or damaged; the data set has the same facts.
+    if not source.images:  # `run.json` is missing or damaged, but the data set has the same facts.
         return trained(folder, device=device, weights=weights)
     try:
         images = ImageSpec.from_data(source.images)
     except ValidationError as error:
         raise ValueError(
-            f"{folder} does not say what its images are like: {explained(error)}; take it from "
-            "where it was trained again"
+            f"the description of the images in {folder} is invalid: {validation_messages(error)}; "
+            "copy the run again from its origin"
         ) from None
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
     task = _task(recipe, images.kind, images.ignore_index)
     model = _model(recipe, images)
-    _load(model, recipe, source.file, place)
+    _load(model, recipe, source.file, chosen_device)
     return RecipeModel(recipe, model, images, task)
 
 
@@ -430,5 +474,7 @@ def _load(model: nn.Module, recipe: Recipe, file: Path, device: torch.device) ->
     try:
         load_weights(model, file)
     except RuntimeError as error:
-        raise ValueError(f"{file} does not fit {recipe.model.name!r}: {error}") from None
+        raise ValueError(
+            f"the weights in {file} do not fit the model {recipe.model.name!r}: {error}"
+        ) from None
     model.to(device).eval()

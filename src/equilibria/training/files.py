@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and that say so when they are damaged."""
+"""Files of runs: written atomically, with checksums that detect damage."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from equilibria.models.pretrained import LATENTS
 
 CHECKSUM = "sha256"
-MOST_TEXT = 2**26
-"""Bytes of a text file of a run: metrics of a hundred thousand epochs."""
+MAX_TEXT_BYTES = 2**26
+"""Largest size of a text file of a run, enough for the metrics of 100,000 epochs."""
 WEIGHTS_OVERHEAD = 2**26
-"""Bytes that a file of weights may have besides the weights: names, and latents of images."""
+"""Largest number of bytes besides the weights in their file: names and latents of images."""
 BLANK = "0" * 64
-"""Stands in a file of weights where its checksum will be."""
+"""Placeholder of the checksum in a file of weights."""
 
 
 class DamagedFileError(ValueError):
-    """A file is not what was written: bits have changed, or a part is missing."""
+    """A file of a run was changed since it was written, or is not a regular file of the run."""
 
 
 def checksum(content: bytes) -> str:
@@ -38,23 +38,23 @@ def checksum(content: bytes) -> str:
 
 
 def checksum_of_file(path: Path) -> str:
-    """The checksum of a file's content, of which little is in memory at a time."""
+    """Return the SHA-256 checksum of a file, which is read in chunks."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(2**20):
-            digest.update(piece)
+        while chunk := file.read(2**20):
+            digest.update(chunk)
     return digest.hexdigest()
 
 
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` when the block ends without an error."""
+    """Open a temporary file that replaces `path` when the block ends without an error."""
     temporary = temporary_name(path)
     try:
         with temporary.open("wb") as file:
             yield file
             file.flush()
-            # Without this, a crash of the machine may keep the new name and lose the content.
+            # Otherwise a crash of the machine could keep the new name but lose the content.
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_folder(path.parent)
@@ -62,13 +62,17 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno is not None and error.filename != str(path):
-            # The system names no file, or the temporary one.
+            # The error names no file, or the temporary one.
             raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         raise
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under another name first: a kill leaves the old one, or the new one.
+    """Write a file such that an interruption leaves either the old or the new content.
+
+    Args:
+        path: File to write.
+        content: New content.
 
     Examples:
         >>> from pathlib import Path
@@ -82,26 +86,26 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """Beside `path`, for this process alone; `remove_temporary` finds what a kill has left."""
+    """Return a name in the same folder for this process; `remove_temporary` removes leftovers."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a path is named like an unfinished file of a writer."""
+    """Whether a path has a name made by `temporary_name`."""
     return re.fullmatch(r"\..+\.\d+\.tmp", path.name) is not None
 
 
 def remove_temporary(folder: Path) -> None:
-    """Remove what killed writers left in a folder that nobody writes to."""
-    for left in filter(is_temporary, folder.glob(".*.tmp")):
-        if left.is_dir():
-            shutil.rmtree(left)
+    """Remove temporary files of killed processes; no other process may write to the folder."""
+    for leftover in filter(is_temporary, folder.glob(".*.tmp")):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
         else:
-            left.unlink()
+            leftover.unlink()
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in a folder durable, where folders can be synced at all."""
+    """Make renames in a folder durable, on systems that support it."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -112,7 +116,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def json_text(data: Any, *, indent: int | None = 2) -> str:
-    """Data as JSON, dataclasses as objects; it has no NaN and no infinity: these become null.
+    """Convert data to JSON. Dataclasses become objects; NaN and infinity become null.
+
+    Args:
+        data: The data.
+        indent: Indentation; None for a single line.
 
     Examples:
         >>> from equilibria.training.files import json_text
@@ -133,7 +141,11 @@ def json_text(data: Any, *, indent: int | None = 2) -> str:
 
 
 def sealed_json(data: Mapping[str, Any], *, indent: int | None = 2) -> str:
-    """Data as JSON with the checksum of all of it.
+    """Convert data to JSON with a checksum.
+
+    Args:
+        data: The data.
+        indent: Indentation; None for a single line.
 
     Examples:
         >>> from equilibria.training.files import sealed_json, unsealed
@@ -146,10 +158,14 @@ def sealed_json(data: Mapping[str, Any], *, indent: int | None = 2) -> str:
 
 
 def unsealed(text: str, name: object) -> dict[str, Any]:
-    """Return what `sealed_json` was given.
+    """Parse the result of `sealed_json` and verify its checksum.
+
+    Args:
+        text: The JSON text.
+        name: Name of the text in error messages.
 
     Raises:
-        DamagedFileError: If the text is not as `sealed_json` made it.
+        DamagedFileError: If the text is not JSON, or its checksum does not match.
 
     Examples:
         >>> from equilibria.training.files import sealed_json, unsealed
@@ -163,9 +179,9 @@ def unsealed(text: str, name: object) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{name} is damaged: {error}") from None
     if not isinstance(data, dict):
-        raise DamagedFileError(f"{name} is damaged: it holds no keys")
+        raise DamagedFileError(f"{name} is damaged: it is not a JSON object")
     if data.pop(CHECKSUM, None) != _seal(data):
-        raise DamagedFileError(f"{name} is damaged: its checksum is not that of its content")
+        raise DamagedFileError(f"{name} is damaged: its checksum does not match its content")
     return data
 
 
@@ -174,43 +190,58 @@ def _seal(data: Mapping[str, Any]) -> str:
 
 
 def check_run_file(path: Path, folder: Path) -> None:
-    """Refuse what is not a regular file inside the folder of a run.
+    """Check that a path is a regular file inside the folder of a run.
 
-    A run may come from anywhere. A link could lead to any file, and reading a pipe or a device
-    might never end.
+    Runs may come from untrusted sources: a link could point to any file, and reading a pipe or a
+    device might never end.
+
+    Args:
+        path: The file.
+        folder: Folder of the run.
 
     Raises:
-        DamagedFileError: If the path leads out of the folder, or is no regular file.
-        FileNotFoundError: If there is nothing.
+        DamagedFileError: If the file is outside the folder, or is not a regular file.
+        FileNotFoundError: If it does not exist.
     """
     try:
-        place, status = path.resolve(), path.stat()
-    except (RuntimeError, OSError) as error:  # RuntimeError: links that lead in a circle.
+        target, status = path.resolve(), path.stat()
+    except (RuntimeError, OSError) as error:  # RuntimeError: a cycle of links.
         if isinstance(error, FileNotFoundError):
             raise
         raise DamagedFileError(f"{path} cannot be read ({error})") from None
-    if not place.is_relative_to(folder.resolve()):
+    if not target.is_relative_to(folder.resolve()):
         raise DamagedFileError(
-            f"{path} is a link to {place}, outside of the run {folder}: put the file itself there"
+            f"{path} is a link to {target}, outside the run {folder}: replace it by the file"
         )
     if not S_ISREG(status.st_mode):
-        raise DamagedFileError(f"{path} is a folder, a pipe or a device, not a file: remove it")
+        raise DamagedFileError(f"{path} is not a file, but a folder, a pipe or a device: remove it")
 
 
 def read_run_text(path: Path, folder: Path) -> bytes:
-    """The content of a text file of a run (JSON, YAML), after `check_run_file`.
+    """Read a text file of a run (JSON, YAML) after `check_run_file`.
+
+    Args:
+        path: The file.
+        folder: Folder of the run.
 
     Raises:
-        DamagedFileError: If it is refused, or has more than `MOST_TEXT` bytes.
+        DamagedFileError: If the check fails, or the file has more than `MAX_TEXT_BYTES` bytes.
     """
     check_run_file(path, folder)
-    if (size := path.stat().st_size) > MOST_TEXT:
-        raise DamagedFileError(f"{path} has {size:,} bytes, more than the {MOST_TEXT:,} allowed")
+    if (size := path.stat().st_size) > MAX_TEXT_BYTES:
+        raise DamagedFileError(
+            f"{path} has {size:,} bytes, more than the limit of {MAX_TEXT_BYTES:,}"
+        )
     return path.read_bytes()
 
 
 def save_weights(model: nn.Module, path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Parameters and buffers as a safetensors file, which loads without running any code.
+    """Save parameters and buffers as a safetensors file, which can be loaded safely.
+
+    Args:
+        model: The model.
+        path: File to write.
+        metadata: Strings to store in the header of the file.
 
     Examples:
         >>> from pathlib import Path
@@ -224,13 +255,13 @@ def save_weights(model: nn.Module, path: Path, metadata: Mapping[str, str] | Non
 def save_tensors(
     named: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Tensors as a safetensors file.
+    """Save tensors as a safetensors file.
 
-    Its metadata hold the checksum of the file, taken with zeros in the place of the checksum.
+    The metadata contain a checksum of the file, computed with zeros in place of the checksum.
     """
     from safetensors.torch import save
 
-    # Copies: safetensors refuses a weight that two terms share, which has two names here.
+    # Copies, because safetensors rejects shared memory, such as a weight that two terms share.
     tensors = {name: value.detach().cpu().clone() for name, value in named.items()}
     tensors = {name: value.contiguous() for name, value in tensors.items()}
     content = _ordered(save(tensors, metadata={**(metadata or {}), CHECKSUM: BLANK}))
@@ -238,28 +269,27 @@ def save_tensors(
 
 
 def _ordered(content: bytes) -> bytes:
-    """A safetensors file with its metadata in the order of their names.
+    """Sort the metadata of a safetensors file, so that equal weights give equal files.
 
-    The library writes them in an order that differs from process to process, and equal weights
-    are to be equal files.
+    The library writes metadata in an order that differs between processes.
     """
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text = text.ljust(-len(text) % 8 + len(text))  # Tensors begin at multiples of eight bytes.
+    text = text.ljust(-len(text) % 8 + len(text))  # The tensors are aligned to eight bytes.
     return len(text).to_bytes(8, "little") + text + content[start:]
 
 
 def read_weights(path: Path, most: int | None = None) -> dict[str, Tensor]:
-    """What `save_tensors` wrote; a file that has changed since is an error.
+    """Read a file written by `save_tensors`.
 
     Args:
-        path: A regular file.
-        most: Bytes that the file may have; None does not limit them.
+        path: The file.
+        most: Largest size in bytes; None for no limit.
 
     Raises:
-        DamagedFileError: If the file is not as it was written, or is larger than `most`.
+        DamagedFileError: If the file was changed, is larger than `most`, or is not a regular file.
 
     Examples:
         >>> from equilibria.models.pretrained import pretrained_file
@@ -273,17 +303,18 @@ def read_weights(path: Path, most: int | None = None) -> dict[str, Tensor]:
 
     status = path.stat()
     if not S_ISREG(status.st_mode):
-        raise DamagedFileError(f"{path} is a folder, a pipe or a device, not a file: remove it")
+        raise DamagedFileError(f"{path} is not a file, but a folder, a pipe or a device: remove it")
     if most is not None and status.st_size > most:
         raise DamagedFileError(
-            f"{path} has {status.st_size:,} bytes, but its model has weights of fewer than {most:,}"
+            f"{path} has {status.st_size:,} bytes, but the weights of its model have fewer than "
+            f"{most:,}: copy the run again from its origin"
         )
     content = path.read_bytes()
-    found = re.search(rb'"sha256":"([0-9a-f]{64})"', content)
-    if found is not None:
-        blank = content[: found.start(1)] + BLANK.encode() + content[found.end(1) :]
-        if checksum(blank) != found.group(1).decode():
-            raise DamagedFileError(f"{path} is damaged: its checksum is not that of its content")
+    match = re.search(rb'"sha256":"([0-9a-f]{64})"', content)
+    if match is not None:
+        blank = content[: match.start(1)] + BLANK.encode() + content[match.end(1) :]
+        if checksum(blank) != match.group(1).decode():
+            raise DamagedFileError(f"{path} is damaged: its checksum does not match its content")
     try:
         tensors: dict[str, Tensor] = load(content)
     except (SafetensorError, ValueError, KeyError) as error:
@@ -292,28 +323,43 @@ def read_weights(path: Path, most: int | None = None) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load what `save_weights` wrote into a model of the same shape; anything else is an error.
+    """Load weights written by `save_weights` into a model.
+
+    Args:
+        model: Model with the same parameters and buffers.
+        path: File of weights.
+
+    Raises:
+        DamagedFileError: If the file was changed since it was written, or is too large.
+        RuntimeError: If the weights do not fit the model.
 
     Examples:
         >>> from pathlib import Path
-        >>> one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-        >>> eq.training.save_weights(one, Path("one.safetensors"))
-        >>> eq.training.load_weights(other, Path("one.safetensors"))
-        >>> one.weight.equal(other.weight)
+        >>> model, copy = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+        >>> eq.training.save_weights(model, Path("weights.safetensors"))
+        >>> eq.training.load_weights(copy, Path("weights.safetensors"))
+        >>> model.weight.equal(copy.weight)
         True
     """
-    own = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+    size = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     # Twice, because weights may have been saved in double precision.
-    found = read_weights(path, 2 * own + WEIGHTS_OVERHEAD)
-    found.pop(LATENTS, None)
-    model.load_state_dict(found)
+    weights = read_weights(path, 2 * size + WEIGHTS_OVERHEAD)
+    weights.pop(LATENTS, None)
+    model.load_state_dict(weights)
 
 
 def take_lock(path: Path, *, wait: bool = False) -> int | None:
-    """A lock that ends with its process: a descriptor to close, or None where there are no locks.
+    """Lock a folder or file until this process ends or releases the lock.
 
-    path: a folder, or a file, which is made. `BlockingIOError` if another has it and we do not
-    wait.
+    Args:
+        path: Folder, or file, which is created if necessary.
+        wait: Whether to wait for another process that holds the lock.
+
+    Returns:
+        A file descriptor for `release_lock`, or None if the system has no locks.
+
+    Raises:
+        BlockingIOError: If another process holds the lock and `wait` is false.
     """
     try:
         import fcntl
@@ -326,14 +372,14 @@ def take_lock(path: Path, *, wait: bool = False) -> int | None:
     except BlockingIOError:
         os.close(descriptor)
         raise
-    except OSError:  # Some network file systems have none.
+    except OSError:  # Some network file systems have no locks.
         os.close(descriptor)
         return None
     return descriptor
 
 
 def release_lock(descriptor: int, owner: int) -> None:
-    """Let go of a lock, also of its copies in workers of this process, which is `owner`."""
+    """Release a lock of the process `owner`, or close the inherited copy of one of its workers."""
     import fcntl
 
     if os.getpid() == owner:

@@ -1,4 +1,4 @@
-"""The folder of a run: recognized by a mark of our own, locked while it is written, never lost."""
+"""Folder of a training run, which is locked while it is written and replaced only when safe."""
 
 from __future__ import annotations
 
@@ -33,14 +33,17 @@ KIND = "equilibria run"
 
 
 class RunError(ValueError):
-    """A folder that cannot be used as was asked, and why."""
+    """The folder of a run cannot be used as requested."""
 
 
 class RunFolder:
-    """The files of a training run: recipe, metrics, checkpoints, weights, and what describes it.
+    """Files of a training run: recipe, metrics, checkpoints and weights.
 
-    `run.json` marks the folder as ours. It holds the checksum of the recipe, what the images of the
-    run are like and a fingerprint of its data.
+    `run.json` marks a folder as a run. It has the checksum of the recipe, a description of the
+    images and a fingerprint of the data.
+
+    Args:
+        path: The folder.
 
     Examples:
         >>> from pathlib import Path
@@ -64,14 +67,14 @@ class RunFolder:
         self.robustness = path / "robustness.json"
         self.tensorboard = path / "tensorboard"
         self._is_open = self._made_folder = False
-        self._begun_before: dict[Path, bytes] = {}
+        self._previous_files: dict[Path, bytes] = {}
         self._unlock: Callable[[], object] = lambda: None
 
     @property
     def _replaced(self) -> Path:
-        """Where an earlier run waits until this one has a checkpoint."""
-        place = self.path.resolve()
-        return place.parent / f".{place.name}.replaced"
+        """Folder of the replaced run, which is kept until this one has a checkpoint."""
+        folder = self.path.resolve()
+        return folder.parent / f".{folder.name}.replaced"
 
     @classmethod
     def opened(
@@ -84,23 +87,33 @@ class RunFolder:
         overwrite: bool = False,
         earlier: Mapping[str, Any] | None = None,
     ) -> RunFolder:
-        """A run in `path`, locked: a new or empty folder, or one that holds a run.
+        """Open and lock a run in a new or empty folder, or in one that holds a run.
 
-        Any other folder is refused, so that a slip in the path overwrites nothing. Make sure
-        before that the recipe can be followed: nothing should be touched for one that cannot.
+        Other folders are rejected, so that a mistake in the path overwrites nothing. Check the
+        recipe before, because this changes files.
 
-        facts: of the run's images; those of `facts["data"]` must not have changed on `resume`.
-        resume: go on with the run in `path`, if there is one, which must be of the same recipe.
-        earlier: what the run has followed until now, if `config` gives it more epochs.
-        overwrite: replace the run in `path`. It is put aside, and deleted once the new one has a
-            checkpoint; if that fails before, it is put back.
+        Args:
+            path: Folder of the run.
+            config: The resolved recipe.
+            facts: Facts for `run.json`. On `resume`, `facts["data"]` must not have changed.
+            resume: Continue the run in `path`, if there is one; its recipe must be the same.
+            overwrite: Replace the run in `path`. It is set aside, and deleted once the new run has
+                a checkpoint, or restored if the new run fails before.
+            earlier: Recipe of the run so far, if `config` gives it more epochs.
+
+        Returns:
+            The locked folder.
+
+        Raises:
+            RunError: If the run cannot be continued, or exists and is not to be replaced.
+            FileExistsError: If `path` is a file, or a folder with other files.
         """
         run = cls(path)
         if path.exists() and not path.is_dir():
-            raise FileExistsError(f"{path} is a file: name a folder for the run")
+            raise FileExistsError(f"{path} is a file: choose a folder for the run")
         if run._replaced.is_dir() and not path.exists():
-            run._replaced.replace(path)  # A kill came between putting aside and starting anew.
-        run._refuse_other_things(resume)
+            run._replaced.replace(path)  # The process was killed in `_set_aside`.
+        run._reject_other_files(resume)
         run._made_folder = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         try:
@@ -111,30 +124,30 @@ class RunFolder:
             raise
         run._is_open = True
         if run._is_ours():
-            own = (file for file in (run.mark, run.config) if file.is_file())
-            run._begun_before = {file: file.read_bytes() for file in own}
+            existing = (file for file in (run.mark, run.config) if file.is_file())
+            run._previous_files = {file: file.read_bytes() for file in existing}
         try:
             remove_temporary(path)
             remove_temporary(run.checkpoints)
             if run.holds_work():
                 run.settle()
-            content, noted = _as_yaml(config), dict(facts or {})
+            content, new_facts = _as_yaml(config), dict(facts or {})
             if resume and run.holds_work():
-                run._require_same(config if earlier is None else earlier, noted)
-                noted = {**run._kept_facts(), **noted}
+                run._require_same(config if earlier is None else earlier, new_facts)
+                new_facts = {**run._kept_facts(), **new_facts}
             elif run.holds_work():
                 if not overwrite:
                     raise RunError(
-                        f"{path} holds a run already: --resume (resume=True) goes on with it, "
-                        "--overwrite (overwrite=True) replaces it, or name another folder"
+                        f"{path} already holds a run: continue it with --resume (resume=True), "
+                        "replace it with --overwrite (overwrite=True), or choose another folder"
                     )
-                run._put_aside()
+                run._set_aside()
             if earlier is not None:
-                # A kill between the two files leaves one that the run has written all the same.
-                noted["earlier_config"] = checksum(run.config.read_bytes())
+                # If the process is killed between the two files, the old recipe is still valid.
+                new_facts["earlier_config"] = checksum(run.config.read_bytes())
             parts = {p.module: vars(p) for p in (*run._needed_parts(), *plugins.imported())}
-            noted |= {"imports": list(parts.values())} if parts else {}
-            mark = {"kind": KIND, "config": checksum(content), **noted}
+            new_facts |= {"imports": list(parts.values())} if parts else {}
+            mark = {"kind": KIND, "config": checksum(content), **new_facts}
             for file, text in ((run.mark, sealed_json(mark).encode()), (run.config, content)):
                 if not file.exists() or file.read_bytes() != text:
                     write_atomically(file, text)
@@ -143,15 +156,15 @@ class RunFolder:
             raise
         return run
 
-    def _refuse_other_things(self, resume: bool) -> None:
-        """Before anything is touched: what is not ours stays as it is."""
+    def _reject_other_files(self, resume: bool) -> None:
+        """Raise if the folder holds files that are not those of a run."""
         if not self.path.is_dir() or self._is_ours():
             return
         others = [path for path in self.path.iterdir() if not is_temporary(path)]
-        # A run whose mark was lost may go on: its recipe will be compared.
+        # A run that has lost `run.json` may continue, because its recipe is compared.
         if others and not (resume and self.config.is_file() and self.holds_work()):
             raise FileExistsError(
-                f"{self.path} holds files but no earlier run: name a new or an empty folder"
+                f"{self.path} holds files that are not a run: choose a new or an empty folder"
             )
 
     def _read(self, file: Path) -> bytes:
@@ -168,12 +181,12 @@ class RunFolder:
         return self.config.is_file() and (self._is_ours() or self.holds_work())
 
     def holds_work(self) -> bool:
-        """Whether there is something to lose, or to go on from."""
-        kept = Checkpoints(self.checkpoints)
-        return self.weights.exists() or kept.best.exists() or bool(kept.present())
+        """Whether the run has weights or a checkpoint."""
+        checkpoints = Checkpoints(self.checkpoints)
+        return self.weights.exists() or checkpoints.best.exists() or bool(checkpoints.present())
 
     def is_finished(self) -> bool:
-        """Whether it has its trained model, and was not given more epochs after that."""
+        """Whether the run has trained for all its epochs."""
         newest = next(iter(Checkpoints(self.checkpoints).present()), None)
         epoch = "" if newest is None else newest.name.rpartition("-")[2]
         if not (self.weights.is_file() and epoch.isdecimal() and self._wrote_config()):
@@ -185,88 +198,91 @@ class RunFolder:
             descriptor = take_lock(self.path)
         except BlockingIOError:
             raise RunError(
-                f"another process is training in {self.path}: wait for it, or name another folder"
+                f"another process is training in {self.path}: wait for it, or choose another folder"
             ) from None
         if descriptor is not None:
             self._unlock = weakref.finalize(self, release_lock, descriptor, os.getpid())
 
     def close(self) -> None:
-        """Let others write to the folder."""
+        """Release the lock of the folder."""
         self._unlock()
         self._is_open = False
 
     def _wrote_config(self) -> bool:
-        """Whether the recipe is as the run wrote it; True if `run.json` does not say."""
-        known = self.facts()
-        written = {known.get("config"), known.get("earlier_config")} - {None}
+        """Whether the recipe is as the run wrote it; True if `run.json` has no checksum."""
+        facts = self.facts()
+        written = {facts.get("config"), facts.get("earlier_config")} - {None}
         return not written or checksum(self._read(self.config)) in written
 
     def _kept_facts(self) -> dict[str, Any]:
-        """What a run that goes on has to say of its beginning."""
-        known = self.facts()
-        return {name: known[name] for name in ("started_from", "earlier_config") if name in known}
+        """Return the facts that do not change when a run continues."""
+        facts = self.facts()
+        return {name: facts[name] for name in ("started_from", "earlier_config") if name in facts}
 
     def _require_same(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        known = self.facts()
-        if known.get("config") != checksum(_as_yaml(config)):
+        previous = self.facts()
+        if previous.get("config") != checksum(_as_yaml(config)):
             self.require_own_config()
-            if _without_place(load_recipe(self.config).as_data()) != _without_place(config):
+            if _for_comparison(load_recipe(self.config).as_data()) != _for_comparison(config):
                 raise RunError(
-                    f"{self.config} is another recipe than the one given: resume with that recipe "
-                    f"(equilibria train --output {self.path} --resume), or name a new folder"
+                    f"{self.config} differs from the given recipe: resume with the recipe of the "
+                    f"run (equilibria train --output {self.path} --resume), or choose a new folder"
                 )
-        begun, named = known.get("started_from"), facts.get("started_from")
-        if named is not None and (begun or {}).get("weights") != named["weights"]:
+        origin, requested = previous.get("started_from"), facts.get("started_from")
+        if requested is not None and (origin or {}).get("weights") != requested["weights"]:
             raise RunError(
-                f"{self.path} was not started from the weights of {named['run']}: leave out --from "
-                "(start_from) to go on with it, or name a new folder"
+                f"{self.path} was not started from the weights of {requested['run']}: remove "
+                "--from (start_from) to continue it, or choose a new folder"
             )
-        then, now = known.get("data"), facts.get("data")
+        then, now = previous.get("data"), facts.get("data")
         if then is not None and now is not None and then != now:
-            differs = f"{then['samples']} samples then, {now['samples']} now"
+            change = f"{then['samples']} samples then, {now['samples']} now"
             if then["samples"] == now["samples"]:
-                differs = "as many samples, but other ones"
+                change = "the same number of samples, but other ones"
             raise RunError(
-                f"the training data is not what {self.path} was started with ({differs}): bring it "
-                "back, or start a new run in another folder"
+                f"the training data has changed since {self.path} was started ({change}): restore "
+                "it, or start a new run in another folder"
             )
 
     def require_own_config(self) -> None:
         """Raise `RunError` if `config.yaml` was changed or damaged since the run wrote it."""
         if not self._wrote_config():
             raise RunError(
-                f"{self.config} is not as the run wrote it: resume with the recipe that the "
-                "run began with, or start a new one in another folder"
+                f"{self.config} was changed or damaged since the run wrote it: resume with the "
+                "original recipe, or start a new run in another folder"
             )
 
-    def _put_aside(self) -> None:
-        place = self.path.resolve()  # The path may be a link.
-        if place in (Path.cwd(), *Path.cwd().parents):
-            raise RunError(f"{self.path} is the present folder: replace the run from outside of it")
+    def _set_aside(self) -> None:
+        folder = self.path.resolve()  # The path may be a link.
+        if folder in (Path.cwd(), *Path.cwd().parents):
+            raise RunError(
+                f"{self.path} is the current folder or contains it: change to another folder "
+                "before you replace the run"
+            )
         if self._replaced.exists():
-            shutil.rmtree(self._replaced)  # The run that is here has replaced it.
+            shutil.rmtree(self._replaced)  # The present run has already replaced this one.
         unlock_earlier = self._unlock
-        place.replace(self._replaced)
-        place.mkdir()
+        folder.replace(self._replaced)
+        folder.mkdir()
         self._lock()
         unlock_earlier()
 
     def settle(self) -> None:
-        """The run has a checkpoint: what it replaces is not needed any more."""
+        """Delete the replaced run, after this run has written a checkpoint."""
         shutil.rmtree(self._replaced, ignore_errors=True)
 
     def abandon(self) -> None:
-        """Close the folder; without a checkpoint, leave it as it was before the run was opened.
+        """Close the folder; without a checkpoint, restore it as it was before it was opened.
 
-        A run that was to be replaced comes back, and so does the recipe of an earlier start.
+        This restores a run that was to be replaced, and the recipe of an earlier start.
         """
         if not self._is_open:
-            return  # Another process writes to it.
+            return  # Another process may write to the folder.
         if not self.holds_work():
             if self._made_folder or self._replaced.exists():
                 shutil.rmtree(self.path.resolve(), ignore_errors=True)
-            elif self._begun_before:
-                for file, content in self._begun_before.items():
+            elif self._previous_files:
+                for file, content in self._previous_files.items():
                     if not file.exists() or file.read_bytes() != content:
                         write_atomically(file, content)
             else:
@@ -277,7 +293,7 @@ class RunFolder:
         self.close()
 
     def facts(self) -> dict[str, Any]:
-        """What the run says of itself in `run.json`; nothing where that is missing or damaged."""
+        """Return the content of `run.json`; empty if the file is missing or damaged."""
         if not self.mark.is_file():
             return {}
         try:
@@ -287,35 +303,35 @@ class RunFolder:
             return {}
 
     def _needed_parts(self) -> list[plugins.Parts]:
-        """The code of the user's own that the run was trained with."""
-        noted = self.facts().get("imports", [])
+        """Return the custom code that the run was trained with."""
+        imports = self.facts().get("imports", [])
         return [
             plugins.Parts(item["source"], item["sha256"])
-            for item in (noted if isinstance(noted, list) else [])
+            for item in (imports if isinstance(imports, list) else [])
             if isinstance(item, dict) and {"source", "sha256"} <= item.keys()
         ]
 
     def require_parts(self) -> None:
-        """Refuse to go on if the user has not imported what the run was trained with."""
+        """Raise if custom code that the run was trained with has not been imported."""
         plugins.require(self._needed_parts(), f"the run {self.path}")
 
     def recipe(self) -> Recipe:
-        """The recipe of the run; a warning where the file is not as the run wrote it."""
+        """Return the recipe of the run; warn if its file was changed since the run wrote it."""
         check_run_file(self.config, self.path)
         recipe = load_recipe(self.config)
         if not self._wrote_config():
             warn_caller(
-                f"{self.config} is not as the run wrote it: it was changed, or is damaged",
+                f"{self.config} was changed or damaged since the run wrote it",
                 CheckpointWarning,
             )
         return recipe
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """One entry an epoch; a damaged line is told and left out."""
+        """Return one entry per epoch; damaged lines are skipped with a warning."""
         if not self.metrics.exists():
             return []
         entries = []
-        # An empty file is a damaged one: there is none before the first epoch.
+        # The file is created with the first epoch, so that an empty file is damaged.
         lines = self._read(self.metrics).splitlines() or [b""]
         for number, line in enumerate(lines, 1):
             try:
@@ -323,12 +339,10 @@ class RunFolder:
                 entry = unsealed(line.decode(), name)
                 plain = all(isinstance(value, int | float | None) for value in entry.values())
                 if not plain or type(entry.get("epoch")) is not int:
-                    raise DamagedFileError(f"{name} is damaged: it holds no numbers of an epoch")
+                    raise DamagedFileError(f"{name} is damaged: it does not hold epoch metrics")
                 entries.append(entry)
             except ValueError as error:
-                warn_caller(
-                    f"{error}; it is left out, and --resume writes it anew", CheckpointWarning
-                )
+                warn_caller(f"{error}; it is skipped, and --resume rewrites it", CheckpointWarning)
         return entries
 
 
@@ -336,11 +350,10 @@ def _as_yaml(config: Mapping[str, Any]) -> bytes:
     return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode()
 
 
-def _without_place(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What results depend on.
+def _for_comparison(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a recipe that affects results.
 
-    Data may move: whether it is the same, its fingerprint says. Who reads it, and what is said
-    about it all, does not matter.
+    The folder of the data may change, because the fingerprint identifies the data.
     """
     data = {**config.get("data", {}), "root": None, "workers": None}
     return {**config, "data": data, "about": ""}

@@ -33,16 +33,16 @@ from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes, denormals_as_zero
 from equilibria.training.settings import TrainingSettings, build_optimizer, learning_rate_share
 
-STEPS_UNSEEN = 20
-"""Steps that an accelerator may run before somebody looks whether the loss is still finite."""
-ITERATES = 12
-"""How far a random iterate may have gone at which the Jacobian is penalized."""
+FINITE_CHECK_INTERVAL = 20
+"""Number of steps between checks for a finite loss on an accelerator."""
+MAX_PENALIZED_ITERATE = 12
+"""Largest number of iterations of a random iterate at which the Jacobian is penalized."""
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
 class NonFiniteError(RuntimeError):
-    """A loss or a gradient became NaN or infinite: further steps would only spread it."""
+    """The loss, the gradient or a weight is NaN or infinite."""
 
 
 @denormals_as_zero()
@@ -61,15 +61,35 @@ def fit(
     on_epoch: Callable[[EpochMetrics], None] | None = None,
     on_step: Callable[[StepProgress], None] | None = None,
 ) -> list[EpochMetrics]:
-    """Train `model` in place and return the metrics of every epoch.
+    """Train a model in place.
 
-    `validation` is evaluated after every epoch. With `checkpoints` the state of the run is kept
-    after every epoch, and a run that was interrupted goes on from the last one: on a CPU to the
-    very same numbers. `on_epoch` and `on_step` are told how it goes (epochs of before an
-    interruption are not told again); an exception they raise ends the training. Of several
-    `processes` each takes its share of every batch, and the first one reports. So many `workers`
-    are processes that read ahead; by default as many as image files and cores suggest.
-    Meanwhile denormal numbers count as zero (`denormals_as_zero`).
+    During the training, denormal numbers are flushed to zero (`denormals_as_zero`).
+
+    Args:
+        model: Model to train.
+        task: Task that computes the loss.
+        data: Training samples.
+        settings: Settings of the training.
+        augmentation: Augmentation of the training images.
+        validation: Samples that are evaluated after every epoch.
+        device: Device to train on.
+        checkpoints: Folder for a checkpoint after every epoch. An interrupted run continues from
+            the last one; on a CPU, the results are those of an uninterrupted run, bitwise.
+        processes: Processes that train together. Each takes its share of every batch, and the first
+            one calls the callbacks.
+        workers: Number of processes that read ahead; by default it depends on the data and the
+            number of cores.
+        on_epoch: Callback with the metrics of each new epoch; an exception it raises ends the
+            training.
+        on_step: Callback after each step; an exception it raises ends the training.
+
+    Returns:
+        The metrics of all epochs, including those before an interruption.
+
+    Raises:
+        NonFiniteError: If the loss, the gradient or a weight becomes NaN or infinite.
+        NonFiniteInputError: If a training sample has NaN or infinite values and
+            `settings.non_finite` is "refuse".
 
     Examples:
         >>> model, task = eq.create_model("opteq-small", in_channels=1), eq.tasks.Classification()
@@ -79,15 +99,16 @@ def fit(
         1
     """
     if len(data) == 0:
-        raise ValueError("there is nothing to train on: the split holds no sample")
+        raise ValueError("there are no training samples: pass data with at least one")
     if validation is not None and len(validation) < processes.count:
         raise ValueError(
-            f"{len(validation)} validation samples are too few for {processes.count} processes"
+            f"there are {len(validation)} validation samples, but every one of the "
+            f"{processes.count} processes needs one: hold out more, or start fewer processes"
         )
     if settings.batch_size < processes.count:
         raise ValueError(
-            f"{processes.count} processes share a batch of {settings.batch_size}: raise batch_size "
-            "or start fewer"
+            f"batch_size must be at least {processes.count}, the number of processes, got "
+            f"{settings.batch_size}: raise it, or start fewer processes"
         )
     training = _Training(
         model=model.to(device),
@@ -113,7 +134,7 @@ def fit(
 
 @dataclass
 class _Training:
-    """A run under way."""
+    """State of a running training."""
 
     model: nn.Module
     task: Task
@@ -134,7 +155,7 @@ class _Training:
         layers = [m for m in self.model.modules() if isinstance(m, EquilibriumLayer)]
         warm = layers if self.settings.warm_start else []
         self.starts = {layer: _Starts(len(self.data)) for layer in warm}
-        # All processes share the order of the samples.
+        # The order of the samples is the same in all processes.
         self.order = torch.Generator()
         self.batches = Batches(
             self.data,
@@ -151,44 +172,44 @@ class _Training:
             self.held_out = Batches(own, size, **self._reading(own, size))
 
     def _reading(self, source: Source, size: int) -> dict[str, Any]:
-        """How batches of so many samples are read."""
+        """Return the options of `Batches` for batches of `size` samples."""
         workers = self.workers
         if workers is None:
             workers = usual_workers(source, size, self.processes.count)
         return {"workers": workers, "pinned": self.device.type == "cuda"}
 
     def resume(self) -> None:
-        """Go on from the last checkpoint, if there is one."""
+        """Restore the last checkpoint, if there is one."""
         if self.checkpoints is not None:
             self.checkpoints.load(self._restore)
         leading = torch.tensor(self.step)
         self.processes.share([leading])
         if int(leading) != self.step:
             raise RuntimeError(
-                f"process {self.processes.rank} would go on from step {self.step}, the first one "
-                f"from step {int(leading)}: all must read the same folder of checkpoints"
+                f"process {self.processes.rank} would resume at step {self.step}, but the first "
+                f"one at step {int(leading)}: give all the same folder of checkpoints"
             )
 
-    def _restore(self, weights: dict[str, Tensor], kept: TrainingState) -> None:
-        """Take in a checkpoint, by way of copies: one that does not fit changes nothing."""
+    def _restore(self, weights: dict[str, Tensor], state: TrainingState) -> None:
+        """Restore a checkpoint; change nothing if it does not fit."""
         model = copy.deepcopy(self.model)
         model.load_state_dict(weights)
         optimizer = build_optimizer(model, self.settings)
-        optimizer.load_state_dict(kept.optimizer)
-        history = [EpochMetrics(**metrics) for metrics in kept.history]
-        pairs = list(zip(self.starts.values(), kept.starts, strict=True))
+        optimizer.load_state_dict(state.optimizer)
+        history = [EpochMetrics(**metrics) for metrics in state.history]
+        pairs = list(zip(self.starts.values(), state.starts, strict=True))
         self.model.load_state_dict(weights)
-        self.optimizer.load_state_dict(kept.optimizer)
+        self.optimizer.load_state_dict(state.optimizer)
         for starts, (known, *tensors) in pairs:
             starts.known, starts.tensors = known, tensors
-        self.history, self.step = history, kept.step
+        self.history, self.step = history, state.step
 
     def run_epoch(self, epoch: int) -> EpochMetrics:
         started, cpu_started = time.perf_counter(), time.process_time()
         tolerance, rule = self.settings.tolerance_in(epoch), self.settings.gradient
         before = self.step
         forked = [self.device] if self.device.type == "cuda" else []
-        # Torch's own generators, which dropout draws from, are afterwards as before.
+        # The global generators, from which dropout draws, are restored afterwards.
         with (
             torch.random.fork_rng(devices=forked),
             solving(self.model, tolerance=tolerance, gradient=rule),
@@ -196,8 +217,9 @@ class _Training:
             torch.manual_seed(self._seed(epoch, self.processes.rank, 2))
             totals = self._train_epoch(epoch)
         if not totals.sums[0]:
-            raise ValueError("not one training image can be read: is their disk still there?")
-        # Statistics that a process took of its own part only: those that are kept are evaluated.
+            raise ValueError("no training image can be read: check that their disk is available")
+        # Statistics of unsynchronized layers differ: evaluate those of the first process, which
+        # the checkpoint has.
         self.processes.share(self.model.buffers())
         held_out = self._validate()
         samples, loss, correct = totals.sums.tolist()
@@ -217,7 +239,7 @@ class _Training:
             seconds=time.perf_counter() - started,
             cpu_seconds=float(self.processes.total(cpu_seconds)),
         )
-        self._keep(metrics)
+        self._record(metrics)
         return metrics
 
     def _train_epoch(self, epoch: int) -> _Totals:
@@ -245,13 +267,13 @@ class _Training:
                 self.on_step(StepProgress(epoch=epoch, step=self.step, steps=self.steps, loss=loss))
         if totals.dropped and epoch == 1:
             warn_caller(
-                f"left out {len(totals.dropped)} training samples that hold NaN or infinite "
-                f"values: {listed(totals.dropped)}"
+                f"skipped {len(totals.dropped)} training samples with NaN or infinite values: "
+                f"{listed(totals.dropped)}"
             )
-        self._require_finite(totals.sums[1], "loss", at_once=True)
-        # No loss has seen what the last step made of the weights.
+        self._require_finite(totals.sums[1], "loss", always=True)
+        # No loss has been computed with the weights after the last step.
         largest = [p.detach().abs().amax().double() for p in self.model.parameters() if p.numel()]
-        self._require_finite(torch.stack(largest).max(), "largest weight", at_once=True)
+        self._require_finite(torch.stack(largest).max(), "largest weight", always=True)
         return totals
 
     def _backward(
@@ -284,63 +306,66 @@ class _Training:
         return summed[1] / summed[0].clamp_min(1)
 
     def _finite(self, indices: Tensor, images: Tensor, targets: Tensor, totals: _Totals) -> Batch:
-        """The samples of a batch whose images are finite; an error names the others."""
+        """Return the samples of a batch with finite images; raise or drop the others."""
         finite = finite_samples(images) if len(images) else torch.ones(0, dtype=torch.bool)
         if bool(finite.all()):
             return indices, images, targets
-        broken = indices[~finite.to(indices.device)].tolist()
+        non_finite = indices[~finite.to(indices.device)].tolist()
         if self.settings.non_finite == "refuse":
             raise NonFiniteInputError(
-                f"the training samples {listed(broken)} hold NaN or infinite values: repair or "
-                "remove them, or leave them out by training.non_finite=drop"
+                f"the training samples {listed(non_finite)} have NaN or infinite values: repair or "
+                "remove them, or skip them with training.non_finite=drop"
             )
-        totals.dropped += broken
+        totals.dropped += non_finite
         return indices[finite.to(indices.device)], images[finite], targets[finite]
 
     def _forward(self, images: Tensor, targets: Tensor) -> Outcome:
         if len(images):
             return self.task.training_step(self.model, images, targets)
         if any(isinstance(module, _BatchNorm) for module in self.model.modules()):
-            # A process without samples takes part in the norms: the others wait for it.
-            nothing = self.model(images).sum()
+            # The other processes wait for this one in the norms, even if it has no samples.
+            loss = self.model(images).sum()
         else:
             first = next(p for p in self.model.parameters() if p.requires_grad)
-            nothing = first.sum()
-        none = torch.zeros(1, dtype=torch.int64, device=nothing.device)
-        return Outcome({"loss": nothing[None] * 0, "correct": none, "weight": none})
+            loss = first.sum()
+        zero = torch.zeros(1, dtype=torch.int64, device=loss.device)
+        return Outcome({"loss": loss[None] * 0, "correct": zero, "weight": zero})
 
     @contextmanager
     def _recording(self, indices: Tensor) -> Iterator[Record]:
-        """Around the forward pass of the samples of these indices."""
+        """Record the solves of the forward pass of these samples, and update their warm starts."""
         starts = {layer: starts.of(indices) for layer, starts in self.starts.items()}
-        listens = bool(self.starts) or self.settings.jacobian_weight > 0
+        needs_equilibria = bool(self.starts) or self.settings.jacobian_weight > 0
         with solving(
             self.model,
             start=starts if self.starts else None,
-            record="equilibria" if listens else True,
+            record="equilibria" if needs_equilibria else True,
         ) as record:
             yield record
-        for found in record.equilibria if self.starts else ():
-            self.starts[found.layer].keep(indices, found.state)
+        for equilibrium in record.equilibria if self.starts else ():
+            self.starts[equilibrium.layer].keep(indices, equilibrium.state)
 
     def _jacobian_term(self, record: Record, generator: torch.Generator) -> Tensor | None:
-        """What the Jacobians of a batch add to the loss; None where nothing was asked for."""
+        """Return the Jacobian penalty of a batch; None if its weight is 0."""
         settings = self.settings
         penalties = []
-        along_the_way = settings.jacobian_at == "iterate"
-        # A search over inputs has a trajectory of its own, (x, z) together (JIIO Eq. 27).
-        joint = along_the_way and bool(record.visited)
-        places = record.visited if joint else record.equilibria
-        for found in places if settings.jacobian_weight else ():
-            if not len(found.inputs[0]):
+        at_iterate = settings.jacobian_at == "iterate"
+        # The iterates of a search over inputs are pairs (x, z) (JIIO Eq. 27).
+        joint = at_iterate and bool(record.visited)
+        points = record.visited if joint else record.equilibria
+        for point in points if settings.jacobian_weight else ():
+            if not len(point.inputs[0]):
                 continue
-            state, context = found.state, found.context
-            if along_the_way and not joint:
+            state, context = point.state, point.context
+            if at_iterate and not joint:
                 state, context = random_iterate(
-                    found.layer.cell, *found.inputs, max_iterations=ITERATES, generator=generator
+                    point.layer.cell,
+                    *point.inputs,
+                    max_iterations=MAX_PENALIZED_ITERATE,
+                    generator=generator,
                 )
             penalty = jacobian_penalty(
-                found.layer.cell,
+                point.layer.cell,
                 state,
                 context,
                 vectors=settings.jacobian_vectors,
@@ -349,14 +374,14 @@ class _Training:
             penalties.append(penalty.mean())
         return settings.jacobian_weight * torch.stack(penalties).sum() if penalties else None
 
-    def _require_finite(self, value: Tensor, what: str, *, at_once: bool = False) -> None:
-        # Looking at a number makes an accelerator wait. Its weights are lost with the run anyway,
-        # while the checkpoints are not.
-        if not (at_once or self.device.type == "cpu" or self.step % STEPS_UNSEEN == 0):
+    def _require_finite(self, value: Tensor, name: str, *, always: bool = False) -> None:
+        # Reading a value synchronizes with the device. A late check loses nothing, because the
+        # checkpoints have finite weights.
+        if not (always or self.device.type == "cpu" or self.step % FINITE_CHECK_INTERVAL == 0):
             return
         if not math.isfinite(float(value)):
             raise NonFiniteError(
-                f"the {what} is {float(value)} in epoch {len(self.history) + 1} (step {self.step}):"
+                f"the {name} is {float(value)} in epoch {len(self.history) + 1} (step {self.step}):"
                 " lower the learning rate or clip_norm, check the images for NaN, or bound the "
                 "norm of W (norm='bound')"
             )
@@ -369,18 +394,18 @@ class _Training:
             return self.task.evaluate(self.model, self.held_out, self.processes.gathered)
 
     def _seed(self, epoch: int, rank: int, purpose: int) -> int:
-        """A seed in which runs, epochs, processes and purposes have nothing in common.
+        """Return a seed for one run, epoch, process and purpose.
 
-        An epoch draws nothing that depends on the epochs before it: a run that goes on from a
-        checkpoint needs no state of any generator.
+        The random numbers of an epoch do not depend on earlier epochs, so that a checkpoint does
+        not need the state of a generator.
         """
         mixed = np.random.SeedSequence((self.settings.seed, epoch, rank, purpose))
         return int(mixed.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
-    def _keep(self, metrics: EpochMetrics) -> None:
-        """Take in the metrics of an epoch; write a checkpoint, and the best weights before it.
+    def _record(self, metrics: EpochMetrics) -> None:
+        """Record the metrics of an epoch; write the best weights and then a checkpoint.
 
-        A kill between the two costs nothing: the epoch runs again, and to the same weights.
+        If the process is killed between the two, the epoch runs again and gives the same weights.
         """
         earlier = [m.validation_score for m in self.history if m.validation_score is not None]
         score = metrics.validation_score
@@ -399,43 +424,42 @@ class _Training:
 
 
 class _Totals:
-    """Sums over the batches of an epoch, on the device, so that nobody waits for them."""
+    """Sums over the batches of an epoch, on the device to avoid synchronization."""
 
     def __init__(self, device: torch.device) -> None:
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
-        """Samples, losses, correct ones, over all processes."""
+        """Number of samples, sum of losses, number of correct samples, over all processes."""
         self.gradient = torch.zeros((), device=device)
         self.counts_correct = True
         self.learning_rate = 0.0
         self.solves: list[Solved] = []
         self.dropped: list[int] = []
-        """Samples that were left out because they are not finite, by their places in the data."""
+        """Indices of samples that were dropped because they are not finite."""
 
 
 class _Starts:
-    """The last equilibrium of every sample, as one layer left it."""
+    """Last equilibrium of every sample in one layer."""
 
     def __init__(self, samples: int) -> None:
         self.known = torch.zeros(samples, dtype=torch.bool)
         self.tensors: list[Tensor] = []
 
     def of(self, indices: Tensor) -> State | None:
-        """None where no sample was met before: the cell knows a better start than zero."""
+        """Return the states of samples; None if all are new, because the cell's start is better."""
         if not self.known[indices].any():
             return None
         return tuple(tensor[indices] for tensor in self.tensors)
 
     def keep(self, indices: Tensor, state: State) -> None:
-        found = [tensor.detach().cpu() for tensor in state_tensors(state)]
-        if len(found[0]) != len(indices):
+        new = [tensor.detach().cpu() for tensor in state_tensors(state)]
+        if len(new[0]) != len(indices):
             raise ValueError(
-                f"training.warm_start keeps one equilibrium a sample, but the model solved for "
-                f"{len(found[0])} with {len(indices)} samples, as it does for episodes: turn it off"
+                f"training.warm_start needs one equilibrium per sample, but the model solves for "
+                f"{len(new[0])} with {len(indices)} samples, as it does for episodes: set it to "
+                "false"
             )
         if not self.tensors:
-            self.tensors = [
-                tensor.new_zeros(len(self.known), *tensor.shape[1:]) for tensor in found
-            ]
-        for kept, tensor in zip(self.tensors, found, strict=True):
+            self.tensors = [tensor.new_zeros(len(self.known), *tensor.shape[1:]) for tensor in new]
+        for kept, tensor in zip(self.tensors, new, strict=True):
             kept[indices] = tensor
         self.known[indices] = True

@@ -1,4 +1,4 @@
-"""What a training run tells about itself, and as TensorBoard shows it."""
+"""Metrics of a training run, and their log for TensorBoard."""
 
 from __future__ import annotations
 
@@ -11,7 +11,22 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class EpochMetrics:
-    """One epoch, measured on the training batches as they were used.
+    """Metrics of one epoch; training metrics are means over the batches during the epoch.
+
+    Attributes:
+        epoch: Number of the epoch; the first is 1.
+        loss: Training loss per sample.
+        accuracy: Training accuracy; None if the task has no accuracy.
+        share_converged: Share of samples whose solve converged; None without an equilibrium.
+        mean_iterations: Mean number of iterations per solve; None without an equilibrium.
+        gradient_norm: Mean norm of the gradient before clipping.
+        learning_rate: Learning rate of the last step.
+        validation_accuracy: Accuracy on the validation samples, if there are any.
+        validation_loss: Loss on the validation samples, if there are any.
+        validation_score: Score that determines the best epoch, such as the accuracy, or the mIoU
+            for segmentation.
+        seconds: Wall-clock time. Only the two times differ between identical runs.
+        cpu_seconds: CPU time of all threads.
 
     Examples:
         >>> data = eq.data.Split(torch.rand(8, 1, 8, 8), torch.arange(8))
@@ -23,31 +38,28 @@ class EpochMetrics:
     """
 
     epoch: int
-    """The first is 1."""
     loss: float
     accuracy: float | None
-    """None for a task that knows no right and wrong."""
     share_converged: float | None
-    """None for a model without an equilibrium, as is `mean_iterations`."""
     mean_iterations: float | None
     gradient_norm: float
-    """The mean, before clipping."""
     learning_rate: float
-    """That of the last step."""
     validation_accuracy: float | None = None
-    """On images held out of the training; None where there were none, as is the loss."""
     validation_loss: float | None = None
     validation_score: float | None = None
-    """What the best epoch has most of: the accuracy, the mIoU in segmentation, and so on."""
     seconds: float = field(default=0.0, compare=False)
-    """Of the clock; this and the next are the only numbers that differ between equal runs."""
     cpu_seconds: float = field(default=0.0, compare=False)
-    """Of the processor, all threads together: what the epoch cost, whatever else was running."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepProgress:
-    """Where a run stands after a step.
+    """Progress of a run after a step.
+
+    Attributes:
+        epoch: Number of the epoch; the first is 1.
+        step: Number of the step in the whole run; the first is 1.
+        steps: Number of steps of the whole run.
+        loss: Loss of the step, a tensor because reading it synchronizes with the device.
 
     Examples:
         >>> steps, data = [], eq.data.Split(torch.rand(8, 1, 8, 8), torch.arange(8))
@@ -60,25 +72,26 @@ class StepProgress:
 
     epoch: int
     step: int
-    """Of the whole run; the first is 1."""
     steps: int
     loss: Tensor
-    """Of this step; a tensor, because reading it makes an accelerator wait."""
 
 
 GROUPS = {
     **dict.fromkeys(("share_converged", "mean_iterations"), "solver"),
     **dict.fromkeys(("seconds", "cpu_seconds"), "cost"),
 }
-"""Of numbers in TensorBoard that are neither of training nor of validation."""
+"""Groups in TensorBoard of metrics that belong neither to training nor to validation."""
 VALIDATION = "validation_"
 
 
 class TensorBoardLog:
-    """Writes the numbers of every epoch, such as `training/loss`, as event files into `folder`.
+    """Log of the metrics of every epoch, such as `training/loss`, as TensorBoard event files.
 
-    The first epoch that a log is given takes the place of what earlier logs in the folder say of
-    it and of later ones: a resumed run goes on, a new one starts over.
+    The first epoch that is written replaces this and later epochs in existing logs. A resumed run
+    thus continues the log, and a new run starts over.
+
+    Args:
+        folder: Folder of the event files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -94,7 +107,7 @@ class TensorBoardLog:
         self._writer: Any = None
 
     def on_epoch(self, metrics: EpochMetrics) -> None:
-        """Write an epoch; it is on the disk when this returns."""
+        """Write the metrics of an epoch to the disk."""
         if self._writer is None:
             self._writer = self._writer_class(str(self.folder), purge_step=metrics.epoch)
         for name, value in asdict(metrics).items():
@@ -106,7 +119,7 @@ class TensorBoardLog:
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the writer, if it was opened."""
+        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

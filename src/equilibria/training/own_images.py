@@ -1,4 +1,4 @@
-"""A recipe for images of your own, chosen by what they are like."""
+"""Choice of a recipe for images of the user."""
 
 from __future__ import annotations
 
@@ -12,67 +12,75 @@ import torch
 
 from equilibria.context.caller import warn_caller
 from equilibria.data import DataSet
-from equilibria.data.sets.own import TABLES, TEST_SHARE, Listing, list_own_images
+from equilibria.data.sets.own import TABLE_SUFFIXES, TEST_SHARE, Listing, list_own_images
 from equilibria.data.source import known_labels
 from equilibria.data.survey import Survey, survey
 from equilibria.models import list_models, model_options
 
 SMALL_SIDE, PHOTO_SIDE = 40, 64
-"""Images up to the first keep their size; the shorter side of larger ones becomes the second."""
-MAP = 8
-"""The shorter side of the maps on which the equilibrium is solved, about."""
-OBLONG, LONGEST = 1.2, 2.0
-"""Aspects: from the first on images are not cut to a square, and the second is the longest."""
-VALIDATION_SHARE, LEAST_VALIDATION = 0.1, 5
+"""Images with a shorter side of up to `SMALL_SIDE` pixels keep their size. The shorter side of
+larger images is scaled to `PHOTO_SIDE`."""
+MAP_SIDE = 8
+"""Approximate shorter side of the feature maps on which the equilibrium is solved."""
+MIN_OBLONG_ASPECT, MAX_ASPECT = 1.2, 2.0
+"""Aspect from which images are not cropped to a square, and largest aspect after the crop."""
+VALIDATION_SHARE, MIN_VALIDATION_SAMPLES = 0.1, 5
 VIEWS, EPOCHS = 30_000, (15, 60)
-"""Images that a training sees, all epochs together, and how many epochs that may be."""
-MOST_IN_MEMORY = 2**29
-"""Bytes of training images that are kept in memory."""
-BATCH_SIZES, LEAST_STEPS = (8, 64), 8
-"""Of a batch, and how many there are at least in an epoch, where the first allow it."""
-NAMED = 3
-"""Largest number of classes, or kinds of files, that are named."""
+"""Number of images in all epochs together, and range of the number of epochs."""
+MAX_BYTES_IN_MEMORY = 2**29
+"""Largest size of the training images that are kept in memory."""
+BATCH_SIZES, MIN_STEPS_PER_EPOCH = (8, 64), 8
+"""Range of the batch size, and number of steps per epoch that it should allow."""
+MAX_LISTED = 3
+"""Largest number of classes, or kinds of files, that a message lists."""
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the choice goes by."""
+    """Properties of the data that determine the choice."""
 
     counts: Sequence[int]
-    """Training images of each class."""
+    """Number of training images per class."""
     height: int
     width: int
     is_gray: bool
 
 
 def is_own_images(source: str | Path) -> bool:
-    """Whether that is a folder, or a table of files and labels."""
+    """Whether the path is a folder, or a table of files and labels."""
     path = Path(source).expanduser()
-    return path.is_dir() or (path.suffix.lower() in TABLES and path.is_file())
+    return path.is_dir() or (path.suffix.lower() in TABLE_SUFFIXES and path.is_file())
 
 
-def recipe_for_path(source: str | Path, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe for a folder of images, one folder a class, or a table of files and labels.
+def recipe_for_path(source: str | Path, requested: Mapping[str, Any]) -> dict[str, Any]:
+    """Choose a recipe for a folder of images, or a table of files and labels.
 
-    asked: the keys that the user has set. A warning names classes with a single image. Images
-    that cannot be read are reported when they are read.
+    Classes with a single image cause a warning. Images that cannot be read are reported later, when
+    they are read.
+
+    Args:
+        source: Folder with one folder per class, or table (CSV).
+        requested: Keys of the recipe that the user has set.
     """
     path = Path(source).expanduser().absolute()
     if (path / "run.json").is_file():
-        raise ValueError(f"{source} is a run: go on with {Path(source) / 'config.yaml'}, --resume")
+        raise ValueError(
+            f"{source} is a run: continue it with the recipe {Path(source) / 'config.yaml'} and "
+            "--resume"
+        )
     root, options = path, {}
     if path.is_file():
         root, options = path.parent, {"labels": path.name}
     listing = list_own_images(root, options.get("labels"))
-    found = survey(listing.paths)
+    statistics = survey(listing.paths)
     counts = torch.bincount(listing.labels[listing.indices("train")]).tolist()
     _warn(listing, counts)
     if not listing.held_out:
         counts = [n - min(max(1, round(TEST_SHARE * n)), n - 1) for n in counts]
-    height, width = _size(asked, found)
-    recipe = _recipe(_Facts(counts, height, width, found.is_gray), asked)
+    height, width = _size(requested, statistics)
+    recipe = _recipe(_Facts(counts, height, width, statistics.is_gray), requested)
     size: dict[str, Any] = {"size": height if height == width else [height, width]}
-    gray = {"gray": True} if found.is_gray else {}
+    gray = {"gray": True} if statistics.is_gray else {}
     recipe["data"] = {
         "name": "folder",
         "root": str(root),
@@ -81,49 +89,58 @@ def recipe_for_path(source: str | Path, asked: Mapping[str, Any]) -> dict[str, A
     }
     if {"validation", "test"} <= set(listing.parts):
         recipe["data"]["validation"] = "own"
-    recipe["about"] = " ".join([_told(listing, found, path.name), recipe["about"]])
+    recipe["about"] = " ".join([_description(listing, statistics, path.name), recipe["about"]])
     return recipe
 
 
-def recipe_for_data(data: DataSet, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for a data set that is there already."""
+def recipe_for_data(data: DataSet, requested: Mapping[str, Any]) -> dict[str, Any]:
+    """Choose a recipe for a loaded data set.
+
+    Args:
+        data: The data set.
+        requested: Keys of the recipe that the user has set.
+    """
     labels = known_labels(data.train)
     counts = [len(data.train)] if labels is None else torch.bincount(labels).tolist()
     channels, height, width = data.image_shape
-    recipe = _recipe(_Facts(counts, height, width, channels == 1), asked)
+    recipe = _recipe(_Facts(counts, height, width, channels == 1), requested)
     recipe["data"] = {**recipe["data"], "in_memory": False}
     if data.validation is not None:
         recipe["data"]["validation"] = "own"
-    recipe["about"] = f"{sum(counts)} images to train on. {recipe['about']}"
+    recipe["about"] = f"{sum(counts)} training images. {recipe['about']}"
     return recipe
 
 
-def _recipe(facts: _Facts, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Model, augmentation and schedule for these images, and why."""
+def _recipe(facts: _Facts, requested: Mapping[str, Any]) -> dict[str, Any]:
+    """Choose model, augmentation and schedule; `about` gives the reasons."""
     images, side = sum(facts.counts), min(facts.height, facts.width)
     strides = _strides(side)
     maps = [-(-length // 2**strides) for length in (facts.height, facts.width)]
     validation = sum(round(VALIDATION_SHARE * n) for n in facts.counts)
     epochs = min(max(EPOCHS[0], round(VIEWS / images)), EPOCHS[1])
-    # Of other tasks some draw pictures, whose pixels are to stay as they are.
-    classifies = (asked.get("task") or {}).get("name") in (None, "classification", "adversarial")
-    batch_size = 2 ** int(math.log2(max(1, images // LEAST_STEPS)))
+    # Some other tasks produce images, whose pixels must not be normalized.
+    classifies = (requested.get("task") or {}).get("name") in (
+        None,
+        "classification",
+        "adversarial",
+    )
+    batch_size = 2 ** int(math.log2(max(1, images // MIN_STEPS_PER_EPOCH)))
     size_in_bytes = images * facts.height * facts.width * (1 if facts.is_gray else 3)
-    moves = {"padding": max(1, side // 8), "mode": "zero" if facts.is_gray else "reflect"}
-    name, options = _model(asked, strides, maps)
-    why = [
-        f"{name} works on maps of {maps[0]}×{maps[1]}.",
-        f"It is to see about {VIEWS:,} images, in {EPOCHS[0]} to {EPOCHS[1]} epochs.",
-        "" if facts.is_gray else "Photos may be mirrored.",
+    crop = {"padding": max(1, side // 8), "mode": "zero" if facts.is_gray else "reflect"}
+    name, options = _model(requested, strides, maps)
+    reasons = [
+        f"{name} works on feature maps of {maps[0]}×{maps[1]}.",
+        f"The epochs ({EPOCHS[0]} to {EPOCHS[1]}) have about {VIEWS:,} images in total.",
+        "" if facts.is_gray else "Photos are mirrored at random.",
     ]
     return {
-        "about": " ".join(filter(None, why)),
+        "about": " ".join(filter(None, reasons)),
         "model": {"name": name, "options": options},
         "data": {
-            "in_memory": size_in_bytes <= MOST_IN_MEMORY,
-            "augmentation": [{"crop": moves}, *([] if facts.is_gray else ["flip"])],
+            "in_memory": size_in_bytes <= MAX_BYTES_IN_MEMORY,
+            "augmentation": [{"crop": crop}, *([] if facts.is_gray else ["flip"])],
             "normalize": classifies,
-            "validation": VALIDATION_SHARE if validation >= LEAST_VALIDATION else 0.0,
+            "validation": VALIDATION_SHARE if validation >= MIN_VALIDATION_SAMPLES else 0.0,
         },
         "training": {
             "epochs": epochs,
@@ -134,77 +151,80 @@ def _recipe(facts: _Facts, asked: Mapping[str, Any]) -> dict[str, Any]:
             "evaluation_tolerance": 1e-4,
             "gradient": "one_step",
         },
-        "task": {} if "task" in asked else {"label_smoothing": 0.1},
+        "task": {} if "task" in requested else {"label_smoothing": 0.1},
     }
 
 
 def _model(
-    asked: Mapping[str, Any], strides: int, maps: Sequence[int]
+    requested: Mapping[str, Any], strides: int, maps: Sequence[int]
 ) -> tuple[str, dict[str, Any]]:
-    """A model, and options for images that are halved so many times, to these maps."""
-    name = (asked.get("model") or {}).get("name")
+    """Choose a model, with options for `strides` halvings of the images to these maps."""
+    name = (requested.get("model") or {}).get("name")
     stem = {"stem_depth": max(3, strides), "stem_strides": strides}
     if name is None:
-        # One branch sees the maps halved once more, where that can be done.
+        # One branch has half the resolution, if the maps can be halved.
         scales = [1, 1, 1 if any(length % 2 for length in maps) else 2]
         branches = {"channels": 64, "widths": [64, 64, 64], "scales": scales}
         return "geq-small", {**branches, **stem, "pool": 2}
-    known = model_options(name) if name in list_models() and name.endswith("-small") else {}
-    return name, {option: value for option, value in stem.items() if option in known}
+    is_small = name in list_models() and name.endswith("-small")
+    supported = model_options(name) if is_small else {}
+    return name, {option: value for option, value in stem.items() if option in supported}
 
 
-def _size(asked: Mapping[str, Any], found: Survey) -> tuple[int, int]:
-    """Height and width that images are brought to."""
-    size = ((asked.get("data") or {}).get("options") or {}).get("size")
+def _size(requested: Mapping[str, Any], statistics: Survey) -> tuple[int, int]:
+    """Choose the height and width that images are scaled and cropped to."""
+    size = ((requested.get("data") or {}).get("options") or {}).get("size")
     if isinstance(size, int):
         return size, size
     if isinstance(size, list) and len(size) == 2:
         return size[0], size[1]
-    shorter = min(found.height, found.width)
-    side = PHOTO_SIDE if shorter > SMALL_SIDE else _in_steps(shorter)
-    low, high = found.aspects
-    if low >= OBLONG:
-        return side, _in_steps(side * min(found.width / found.height, LONGEST), side)
-    if high <= 1 / OBLONG:
-        return _in_steps(side * min(found.height / found.width, LONGEST), side), side
+    shorter = min(statistics.height, statistics.width)
+    side = PHOTO_SIDE if shorter > SMALL_SIDE else _rounded(shorter)
+    low, high = statistics.aspects
+    if low >= MIN_OBLONG_ASPECT:
+        aspect = min(statistics.width / statistics.height, MAX_ASPECT)
+        return side, _rounded(side * aspect, side)
+    if high <= 1 / MIN_OBLONG_ASPECT:
+        aspect = min(statistics.height / statistics.width, MAX_ASPECT)
+        return _rounded(side * aspect, side), side
     return side, side
 
 
 def _strides(side: int) -> int:
-    """How often a side is halved."""
-    return max(0, round(math.log2(max(1, side) / MAP)))
+    """Return how often a side is halved."""
+    return max(0, round(math.log2(max(1, side) / MAP_SIDE)))
 
 
-def _in_steps(length: float, side: int = MAP) -> int:
-    """About that length, such that its map is even where images have this shorter side."""
-    step = max(MAP, 2 << _strides(side))
+def _rounded(length: float, side: int = MAP_SIDE) -> int:
+    """Round a length such that feature maps are even, for images with this shorter side."""
+    step = max(MAP_SIDE, 2 << _strides(side))
     return max(1, round(length / step)) * step
 
 
-def _told(listing: Listing, found: Survey, name: str) -> str:
-    """What is there, and what of it is held out."""
-    kind = "gray" if found.is_gray else "color"
-    there = (
+def _description(listing: Listing, statistics: Survey, name: str) -> str:
+    """Describe the images, and what is held out for tests."""
+    kind = "gray" if statistics.is_gray else "color"
+    images = (
         f"{name}: {len(listing.paths):,} {kind} images of {len(listing.class_names)} classes, "
-        f"{found.height}×{found.width} in the median"
+        f"median size {statistics.height}×{statistics.width}"
     )
-    passed = ", ".join(f"{count} × {kind}" for kind, count in listing.others.most_common(NAMED))
-    if passed:
-        there += f"; {listing.others.total()} other files passed over ({passed})"
+    ignored = ", ".join(f"{n} × {suffix}" for suffix, n in listing.others.most_common(MAX_LISTED))
+    if ignored:
+        images += f"; {listing.others.total()} other files ignored ({ignored})"
     held_out = {
-        "test": "Tested on its own part.",
-        "validation": "Tested on the part for validation, as there is none for tests.",
-        "": "A fifth of every class is to test on, always the same images.",
+        "test": "The test part is used for tests.",
+        "validation": "The validation part is used for tests, because there is no test part.",
+        "": "A fifth of every class is held out for tests, the same images in every run.",
     }
-    return f"{there}. {held_out[listing.held_out]}"
+    return f"{images}. {held_out[listing.held_out]}"
 
 
 def _warn(listing: Listing, counts: Sequence[int]) -> None:
     """Warn about classes with a single image."""
     single = [name for name, n in zip(listing.class_names, counts, strict=True) if n == 1]
     if single and not listing.held_out:
-        more = f" and {len(single) - NAMED} others" if len(single) > NAMED else ""
+        more = f" and {len(single) - MAX_LISTED} others" if len(single) > MAX_LISTED else ""
         warn_caller(
-            f"a single image each have {', '.join(single[:NAMED])}{more}: it is trained on, and "
-            "nothing tests how well the class is told apart; add images"
+            f"classes with only one image: {', '.join(single[:MAX_LISTED])}{more}. It is used for "
+            "training, so that these classes are not tested; add images"
         )

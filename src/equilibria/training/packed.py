@@ -1,4 +1,4 @@
-"""A trained model in one file: weights, the recipe, and what its images are like."""
+"""A trained model in one file: weights, recipe, and description of the images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 def kept_latents(place: str | Path) -> Tensor | None:
-    """Of training images, as the run of a generator, or the file of one, keeps them.
+    """Return the latents of training images that are stored with a generator, or None.
+
+    Args:
+        place: Folder of a run, a file written by `pack`, or the name of a pretrained model.
 
     Examples:
         >>> from equilibria.models.pretrained import pretrained_file
@@ -37,7 +40,7 @@ def kept_latents(place: str | Path) -> Tensor | None:
     if path.is_file():
         return read_weights(path).get(LATENTS)
     run = RunFolder(path)
-    # A run that was given more epochs and interrupted has latents of weights that it left behind.
+    # If a run was given more epochs and interrupted, its latents are those of older weights.
     if not run.latents.is_file() or not run.is_finished():
         return None
     check_run_file(run.latents, path)
@@ -45,10 +48,13 @@ def kept_latents(place: str | Path) -> Tensor | None:
 
 
 def pack(run: RecipeModel, path: Path, *, latents: Tensor | None = None, **card: Any) -> None:
-    """Write the model of a run, so that `load` needs nothing but the file.
+    """Write the model of a run to one file, which `load` reads.
 
-    latents: what `generate` fits a density to, of a generator.
-    card: what else there is to say of it, such as measured figures.
+    Args:
+        run: The run.
+        path: File to write (safetensors).
+        latents: For a generator, latents of training images, to which `generate` fits a density.
+        card: Further facts to store, such as measured figures.
 
     Examples:
         >>> from pathlib import Path
@@ -59,14 +65,14 @@ def pack(run: RecipeModel, path: Path, *, latents: Tensor | None = None, **card:
     """
     recipe = run.recipe.as_data()
     recipe["data"] |= {"root": None, "workers": None}
-    known = {
+    header = {
         "kind": KIND,
         "model": {"name": run.recipe.model.name, "options": run.model_options()},
         "recipe": recipe,
         "images": run.images.as_data(),
         "card": card,
     }
-    # Sorted, so that equal models are equal files.
-    text = json.dumps(json.loads(json_text(known)), sort_keys=True, ensure_ascii=False)
-    beside = {} if latents is None else {LATENTS: latents}
-    save_tensors({**run.model.state_dict(), **beside}, path, {HEADER: text})
+    # Sorted, so that equal models give equal files.
+    text = json.dumps(json.loads(json_text(header)), sort_keys=True, ensure_ascii=False)
+    extra = {} if latents is None else {LATENTS: latents}
+    save_tensors({**run.model.state_dict(), **extra}, path, {HEADER: text})

@@ -1,4 +1,4 @@
-"""Where to compute, and the processes that train one model together."""
+"""Choice of a device, and the interface of processes that train one model together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from equilibria.data import Selection, Source
 
 
 def choose_device(name: str | torch.device = "auto") -> torch.device:
-    """The device called `name`; "auto" is the first of cuda, mps and cpu that is there.
+    """Return a device.
+
+    Args:
+        name: Name of the device, or "auto" for the first of cuda, mps and cpu that is available.
+
+    Raises:
+        ValueError: If the device is not available.
 
     Examples:
         >>> from equilibria.training.processes import choose_device
@@ -22,25 +28,28 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
     """
     if isinstance(name, torch.device):
         return name
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    present = [*(kind for kind, is_there in there.items() if is_there), "cpu"]
+    accelerators = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    available = [*(kind for kind, is_available in accelerators.items() if is_available), "cpu"]
     if name == "auto":
-        return torch.device(present[0])
+        return torch.device(available[0])
     try:
         device = torch.device(name)
         torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError):
-        # Backends that are not built in or find no hardware raise different things.
-        choices = " or ".join(["auto", *present])
-        raise ValueError(f"there is no device {name!r} here: use {choices}") from None
+        # Backends that are not built in and those without hardware raise different exceptions.
+        choices = " or ".join(["auto", *available])
+        raise ValueError(f"the device {name!r} is not available: use {choices}") from None
     return device
 
 
 def now(device: torch.device) -> float:
-    """Return a time in seconds.
+    """Return a time in seconds, for measuring durations.
 
-    Processor time on a CPU, which excludes waiting for a core; on other devices the clock, after
-    a synchronization.
+    On a CPU it is the CPU time, which excludes waiting for a core. On other devices it is the
+    wall-clock time after a synchronization.
+
+    Args:
+        device: Device that computes.
 
     Examples:
         >>> from equilibria.training.processes import now
@@ -56,12 +65,12 @@ def now(device: torch.device) -> float:
 
 @contextmanager
 def denormals_as_zero() -> Iterator[None]:
-    """Numbers that are smaller than the smallest normal one (1e-38) count as zero on a CPU.
+    """Flush denormal numbers (below 1e-38 in absolute value) to zero on a CPU.
 
-    A gradient that is pulled back through many contracting steps ends in such numbers, with which
-    many processors compute twenty times slower. The setting is one of a thread: it holds for this
-    one, in which autograd runs too, and for those that it starts from now on. Torch's own worker
-    threads, once started, keep what held then: the commands `train` and `reproduce` set it first.
+    Gradients that pass through many contracting steps become denormal, and arithmetic on denormal
+    numbers is about twenty times slower on many CPUs. The setting holds for this thread, which
+    includes autograd, and for threads that it starts afterwards. PyTorch's worker threads keep the
+    setting they were started with, so that the commands `train` and `reproduce` apply this first.
 
     Examples:
         >>> from equilibria.training.processes import denormals_as_zero
@@ -80,10 +89,10 @@ def denormals_as_zero() -> Iterator[None]:
 
 
 class Processes:
-    """One process that trains alone; `distributed.ProcessGroup` is several that train together.
+    """A single training process; `distributed.ProcessGroup` is a group that trains together.
 
-    Each takes its share of every batch. What is a sum over the batch becomes the sum over all of
-    them by `total`, gradients by `sum_gradients`.
+    Each process has a part of every batch. `total` sums values over the processes, and
+    `sum_gradients` sums gradients.
 
     Examples:
         >>> from equilibria.training.processes import ALONE
@@ -101,31 +110,31 @@ class Processes:
         return self.rank == 0
 
     def joined(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Around the training of a model: what it computes of a batch, it computes of all parts."""
+        """Return a context for training, in which statistics of a batch cover all its parts."""
         return nullcontext()
 
     def part_of(self, source: Source) -> Source:
-        """Every `count`-th sample, beginning with this process's rank."""
+        """Return every `count`-th sample, starting with the rank of this process."""
         if self.count == 1:
             return source
         return Selection(source, torch.arange(self.rank, len(source), self.count))
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum of a tensor over the processes, without gradients."""
+        """Return the sum of a tensor over the processes, without gradients."""
         return values
 
     def gathered(self, values: Tensor) -> Tensor:
-        """The vectors of all processes, one after another."""
+        """Return the concatenated vectors of all processes."""
         return values
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace the gradient of each parameter by its sum over the processes."""
 
     def share(self, tensors: Iterable[Tensor]) -> None:
-        """Give every process the values that the first one has."""
+        """Broadcast the tensors of the first process, in place."""
 
     def first_message(self, own: str | None) -> str | None:
-        """What the first process says that has something to say; None if nobody has."""
+        """Return the message of the lowest rank that has one, or None."""
         return own
 
 

@@ -1,4 +1,4 @@
-"""Summary and progress of a training: five lines, then a bar or one line per epoch."""
+"""Console output of a training: five lines of summary, then a bar or one line per epoch."""
 
 from __future__ import annotations
 
@@ -35,61 +35,63 @@ def summary(
     classes = f", {data.num_classes} classes" if experiment.images.names_classes else ""
     epochs = f"{training.epochs} epoch" + ("s" if training.epochs > 1 else "")
     end = f" (at most {training.steps:,} steps)" if training.steps is not None else ""
-    place = str(device) if processes.count == 1 else f"{device.type} by {processes.count} processes"
-    place += " (denormal numbers count as zero)" if device.type == "cpu" else ""
+    hardware = str(device)
+    if processes.count > 1:
+        hardware = f"{device.type} with {processes.count} processes"
+    hardware += " (denormal numbers are flushed to zero)" if device.type == "cpu" else ""
     facts = {
         "Model": f"{recipe.model.name}, {parameter_count(experiment.model):,} parameters",
         "Data": f"{data.name}: {', '.join(sizes)} and {len(experiment.test):,} test images of "
         f"{shape}{classes}",
         "Schedule": f"{epochs}{end}, batches of {training.batch_size}, "
         f"{training.optimizer}, learning rate {training.learning_rate:g} ({training.schedule})",
-        "Solver": f"{_solver(experiment)}, on {place}",
+        "Solver": f"{_solver(experiment)}, on {hardware}",
         "Output": f"{run.path} (all settings: {run.config.name})",
     }
     return [f"{name:<10}{value}" for name, value in facts.items()]
 
 
 def _solver(experiment: Experiment) -> str:
-    """The solver and the gradient rule that the layers have in training."""
+    """Describe the solver and the gradient rule of the layers in training."""
     settings = experiment.recipe.training
     layers = [m for m in experiment.model.modules() if isinstance(m, EquilibriumLayer)]
     if not layers:
         return "none (no equilibrium layer)"
     with solving(experiment.model, tolerance=settings.tolerance_in(1), gradient=settings.gradient):
-        found = {
+        descriptions = {
             f"{type(layer.solver).__name__} to a tolerance of {layer.solver.tolerance:g}, "
             f"gradient {type(layer.gradient).__name__}"
             for layer in layers
         }
-    return " / ".join(sorted(found))
+    return " / ".join(sorted(descriptions))
 
 
 def notes(plan: RunPlan, run: RunFolder) -> list[str]:
-    """Say where a run starts if it is not a new one: at which epoch, with which weights."""
+    """Describe how a run starts, if it is not a new one with random weights."""
     lines, training = [], plan.recipe.training
     if plan.from_beginning:
         lines.append(
-            f"The run in {run.path} was ended before its first checkpoint; it starts from the "
+            f"The run in {run.path} ended before its first checkpoint; it starts from the "
             "beginning."
         )
     if plan.earlier is not None:
-        rate = "the learning rate goes on as its schedule says"
+        rate = "the learning rate follows its schedule"
         if training.schedule in ("cosine", "polynomial"):
             peak = training.decay * training.learning_rate
             rate = f"the learning rate starts again at {peak:g} and falls to zero"
         last = plan.earlier.training.epochs
         lines.append(f"From epoch {last + 1} to {training.epochs} {rate}.")
-    begun = run.facts().get("started_from")
-    if begun is not None and not Checkpoints(run.checkpoints).present():
-        new = f"; new, for other classes: {', '.join(begun['new'])}" if begun["new"] else ""
-        lines.append(f"Started with the weights of {begun['run']}{new}.")
+    origin = run.facts().get("started_from")
+    if origin is not None and not Checkpoints(run.checkpoints).present():
+        new = f"; new, for other classes: {', '.join(origin['new'])}" if origin["new"] else ""
+        lines.append(f"Started with the weights of {origin['run']}{new}.")
     return lines
 
 
 def both(
     first: Callable[[Event], None], second: Callable[[Event], None] | None
 ) -> Callable[[Event], None]:
-    """Call one function after the other; the second one may be missing."""
+    """Return a function that calls both functions, or only the first."""
 
     def call(event: Event) -> None:
         first(event)
@@ -103,7 +105,7 @@ class TrainingDisplay:
     """A progress bar on a terminal; elsewhere one plain line per epoch.
 
     Args:
-        console: Where it is shown.
+        console: Console to print on.
         epochs: Number of epochs of the run.
     """
 
@@ -118,7 +120,7 @@ class TrainingDisplay:
             TimeRemainingColumn(compact=True),
             console=console,
             disable=console.quiet or not console.is_terminal,
-            # With a bar on stderr, what a caller prints still goes to stdout.
+            # The bar is on stderr; redirect stdout only if it is the same terminal.
             redirect_stdout=getattr(sys.stdout, "isatty", bool)(),
         )
         self.task = self.progress.add_task(f"[dim]epoch[/] 1/{epochs}", total=None)
@@ -132,11 +134,11 @@ class TrainingDisplay:
             self.progress.update(self.task, description=f"[dim]epoch[/] 1/{self.epochs}")
 
     def on_step(self, step: StepProgress) -> None:
-        """Move the bar by a step."""
+        """Advance the bar to a step."""
         self.progress.update(self.task, completed=step.step, total=step.steps)
 
     def on_epoch(self, metrics: EpochMetrics) -> None:
-        """Show the metrics of an epoch."""
+        """Print the metrics of an epoch."""
         score, form = metrics.validation_accuracy, ".1%"
         if score is None:
             score, form = metrics.validation_score, ".2f"
@@ -147,11 +149,11 @@ class TrainingDisplay:
             "converged": (metrics.share_converged, ".1%"),
             "iterations": (metrics.mean_iterations, ".1f"),
         }
-        known = [("epoch", f"{metrics.epoch:>{len(str(self.epochs))}}/{self.epochs}")]
-        known += [(name, format(v, how)) for name, (v, how) in values.items() if v is not None]
+        entries = [("epoch", f"{metrics.epoch:>{len(str(self.epochs))}}/{self.epochs}")]
+        entries += [(name, format(v, how)) for name, (v, how) in values.items() if v is not None]
         if self.console.is_terminal:
-            line = " ".join(f"[dim]{label}[/] {value}" for label, value in known)
+            line = " ".join(f"[dim]{label}[/] {value}" for label, value in entries)
             self.progress.update(self.task, description=line)
         else:
-            line = "  ".join(f"{label} {value}" for label, value in known)
+            line = "  ".join(f"{label} {value}" for label, value in entries)
             self.console.print(f"{line}  {metrics.seconds:.1f} s", highlight=False, soft_wrap=True)

@@ -17,19 +17,24 @@ from equilibria.data import DataSet
 from equilibria.registry import nearest
 from equilibria.training.settings import TrainingSettings
 
-MOST_CHARACTERS, MOST_VALUES = 2**18, 10_000
-"""Of a recipe; the longest here has fewer than 5,000 and 100."""
+MAX_CHARACTERS, MAX_VALUES = 2**18, 10_000
+"""Limits for the size of a recipe; those of the package have at most 5,000 and 100."""
 PACKAGED = Path(str(resources.files("equilibria") / "recipes"))
-"""Where the recipes are that come with the package."""
+"""Folder of the recipes of the package."""
 GIVEN = "given"
-"""In the place of the name of a data set that was given in Python."""
-MOST_THREADS = 1024
-"""Or workers: more than any machine has use for; far beyond it, starting them ends the process."""
+"""Name in a recipe for a data set that was passed in Python."""
+MAX_THREADS = 1024
+"""Largest number of threads or workers; starting many more would kill the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRecipe:
-    """A registered model; channels and classes come from the data unless the options say them."""
+    """Model of a recipe.
+
+    Attributes:
+        name: Name of a registered model.
+        options: Options of the model. Channels and classes follow from the data by default.
+    """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -37,17 +42,20 @@ class ModelRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class DataRecipe:
-    """A registered data set.
+    """Data set of a recipe.
 
-    root: its folder; by default the environment variable EQUILIBRIA_DATA.
-    in_memory: read image files once, before the training, instead of in every epoch.
-    workers: processes that read image files ahead; None: as many as there are cores, less one. The
-        results are the same.
-    augmentation: what happens to training images, in this order: names, or a name with options.
-    normalize: bring every channel to mean 0 and variance 1, as published for the data set, or else
-        as measured on some training images.
-    validation: what is evaluated after every epoch: a share of the training images, held out, or
-        "own", the part that the authors of the data set made for it.
+    Attributes:
+        name: Name of a registered data set.
+        root: Folder of all data sets; by default the environment variable EQUILIBRIA_DATA.
+        options: Options of the data set.
+        in_memory: Whether to read image files once before the training instead of in every epoch.
+        workers: Number of processes that read image files ahead; None for the number of cores
+            minus one. Results do not depend on it.
+        augmentation: Augmentations of training images in order: names, or names with options.
+        normalize: Whether to scale every channel to mean 0 and variance 1, with the published
+            statistics or those of a sample of training images.
+        validation: Samples that are evaluated after every epoch: a share of the training images,
+            which is held out, or "own" for the published validation part.
     """
 
     name: str
@@ -61,18 +69,20 @@ class DataRecipe:
 
     def __post_init__(self) -> None:
         if self.validation != "own" and not 0 <= self.validation < 1:
-            raise ValueError(f"validation must be in [0, 1), or 'own', not {self.validation}")
-        if self.workers is not None and not 0 <= self.workers <= MOST_THREADS:
-            raise ValueError(f"workers must be from 0 to {MOST_THREADS}, not {self.workers}")
+            raise ValueError(f"validation must be in [0, 1) or 'own', got {self.validation}")
+        if self.workers is not None and not 0 <= self.workers <= MAX_THREADS:
+            raise ValueError(f"workers must be from 0 to {MAX_THREADS}, got {self.workers}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRecipe:
-    """What is learned.
+    """Task of a recipe.
 
-    name: a registered task; None: it follows from the data, classes of images or of their pixels.
-    options: of a task that has a name.
-    label_smoothing: softens the targets of a classification.
+    Attributes:
+        name: Name of a registered task. None for classification or segmentation, depending on the
+            data.
+        options: Options of the named task.
+        label_smoothing: Label smoothing of a classification, if `name` is None.
     """
 
     name: str | None = None
@@ -81,16 +91,22 @@ class TaskRecipe:
 
     def __post_init__(self) -> None:
         if self.name is None and self.options:
-            raise ValueError("options are of a task with a name: add task.name")
+            raise ValueError("task.options needs task.name: add the name of the task")
         if self.name is not None and self.label_smoothing:
-            raise ValueError("with task.name, label_smoothing belongs into task.options")
+            raise ValueError("with task.name, move label_smoothing to task.options")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A training run.
+    """Everything that a training run depends on.
 
-    threads: of the processor; small images give a second one nothing to do.
+    Attributes:
+        model: The model and its options.
+        data: The data set, augmentation and validation.
+        training: Settings of the training.
+        task: The task and its options.
+        threads: Number of CPU threads; None for PyTorch's default. Small images need only one.
+        about: Description of the recipe.
 
     Examples:
         >>> recipe = eq.training.load_recipe("digits-opteq")
@@ -106,25 +122,25 @@ class Recipe:
     about: str = ""
 
     def __post_init__(self) -> None:
-        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
-            raise ValueError(f"threads must be from 1 to {MOST_THREADS}, not {self.threads}")
+        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
+            raise ValueError(f"threads must be from 1 to {MAX_THREADS}, got {self.threads}")
 
     def as_data(self) -> dict[str, Any]:
-        """The resolved recipe, as YAML holds it: with lists for tuples."""
+        """Return the recipe as plain data for YAML, with lists instead of tuples."""
         data: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
-        for few in ("continued_at", "steps"):  # runs have
-            if not getattr(self.training, few):
-                del data["training"][few]
+        for rare in ("continued_at", "steps"):
+            if not getattr(self.training, rare):
+                del data["training"][rare]
         return data
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be followed, and why."""
+    """A recipe is not valid."""
 
 
 @contextmanager
-def told_where(place: str) -> Iterator[None]:
-    """Around what takes options of a recipe: what they cause is told with where they are."""
+def errors_at(place: str) -> Iterator[None]:
+    """Prefix errors with the recipe key that caused them."""
     try:
         yield
     except (OSError, ValueError):
@@ -136,7 +152,13 @@ def told_where(place: str) -> Iterator[None]:
 
 
 def recipe_from_data(data: Mapping[str, Any]) -> Recipe:
-    """A recipe checked against its types; an unknown key is an error that names the nearest.
+    """Make a recipe from plain data.
+
+    Args:
+        data: Content of a recipe file.
+
+    Raises:
+        RecipeError: If a key is unknown or a value is not valid.
 
     Examples:
         >>> data = {"model": {"name": "opteq-small"}, "data": {"name": "digits"}}
@@ -151,26 +173,31 @@ def recipe_from_data(data: Mapping[str, Any]) -> Recipe:
         recipe: Recipe = _types().validate_python(checked)
         recipe.as_data()
     except ValidationError as error:
-        raise RecipeError(explained(error)) from None
+        raise RecipeError(validation_messages(error)) from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise RecipeError(f"options hold what no file of a run can: {error}") from None
+        raise RecipeError(f"an option has a value that JSON cannot represent: {error}") from None
     return recipe
 
 
 @cache
 def _types() -> Any:
-    """What checks a recipe against its types; making it takes longer than checking."""
+    """Return the validator of recipes, which is slow to create."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(Recipe)
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file, or the one of that name (`list_recipes`), with `key=value` overrides.
+    """Load a recipe, or choose one for images of the user.
 
-    Keys are dotted (`training.epochs=3`, `model.options.channels=16`); values are YAML. For a
-    folder of images, one folder a class, or a table of files and labels (CSV), a recipe is chosen
-    by what the images are like.
+    Args:
+        source: YAML file, or name of a recipe (`list_recipes`). For a folder of images with one
+            folder per class, or a table of files and labels (CSV), a recipe is chosen.
+        overrides: Changes as "key=value". Keys are dotted (`training.epochs=3`,
+            `model.options.channels=16`); values are YAML.
+
+    Raises:
+        RecipeError: If there is no such recipe, or it is not valid.
 
     Examples:
         >>> recipe = eq.training.load_recipe("digits-opteq", ["training.epochs=3"])
@@ -180,8 +207,8 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     from equilibria.training.own_images import is_own_images, recipe_for_path
 
     if str(source) not in list_recipes() and is_own_images(source):
-        asked = with_overrides({}, overrides)
-        path, data = Path(source), recipe_for_path(source, asked)
+        requested = with_overrides({}, overrides)
+        path, data = Path(source), recipe_for_path(source, requested)
     else:
         path = find_recipe(source)
         data = _read(path)
@@ -195,56 +222,59 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open(encoding="utf-8") as file:
-            data = parse_yaml(file.read(MOST_CHARACTERS + 1))
+            data = parse_yaml(file.read(MAX_CHARACTERS + 1))
     except (OSError, ValueError) as error:
         raise RecipeError(f"{path} is not YAML: {error}") from None
     if not isinstance(data, dict):
-        raise RecipeError(f"{path} is not a recipe: it holds no keys")
+        raise RecipeError(f"{path} is not a recipe: it has no keys")
     return data
 
 
 def parse_yaml(text: str) -> Any:
-    """The data in a text; an error, whatever is wrong with it.
+    """Parse YAML of bounded size; any problem raises `RecipeError`.
 
-    An alias refers to what stands elsewhere, so that a few lines could hold more than any memory:
-    what they hold when all is written out is counted before anything is built.
+    With aliases, a few lines can describe more values than fit into memory. Values are therefore
+    counted before they are built.
     """
     import yaml
 
     try:
-        if len(text) > MOST_CHARACTERS:
-            raise RecipeError(f"longer than {MOST_CHARACTERS:,} characters: shorten it")
+        if len(text) > MAX_CHARACTERS:
+            raise RecipeError(f"it has more than {MAX_CHARACTERS:,} characters: shorten it")
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         if root is None:
             return None
-        if _written_out(root, {}) > MOST_VALUES:
-            raise RecipeError(f"more than {MOST_VALUES:,} values with its aliases: write fewer")
+        if _count_values(root, {}) > MAX_VALUES:
+            raise RecipeError(
+                f"it has more than {MAX_VALUES:,} values including aliases: shorten it"
+            )
         return loader.construct_document(root)
     except RecursionError:
-        raise RecipeError("nested too deeply: write fewer levels") from None
+        raise RecipeError("it is nested too deeply: use fewer levels") from None
     except RecipeError:
         raise
     except Exception as error:
-        # Besides its own errors, PyYAML lets those of dates and numbers pass.
+        # PyYAML does not convert the errors of dates and numbers to its own.
         raise RecipeError(" ".join(str(error).split())) from None
 
 
-def _written_out(node: Any, known: dict[int, int]) -> int:
-    """How many values there are at a node and below it, each as often as it is referred to."""
-    if id(node) not in known:
-        # A node that is below itself has no end.
-        known[id(node)] = MOST_VALUES + 1
+def _count_values(node: Any, counts: dict[int, int]) -> int:
+    """Count the values at and below a node, with aliases expanded."""
+    if id(node) not in counts:
+        # This value is used if the node contains itself, which would be infinite.
+        counts[id(node)] = MAX_VALUES + 1
         below = [] if isinstance(node.value, str) else node.value
         parts = (part for item in below for part in (item if isinstance(item, tuple) else (item,)))
-        known[id(node)] = min(1 + sum(_written_out(part, known) for part in parts), MOST_VALUES + 1)
-    return known[id(node)]
+        total = 1 + sum(_count_values(part, counts) for part in parts)
+        counts[id(node)] = min(total, MAX_VALUES + 1)
+    return counts[id(node)]
 
 
 def recipe_for(
     data: DataSet, source: str | Path | None = None, overrides: Sequence[str] = ()
 ) -> Recipe:
-    """The recipe for a data set that is given in Python: one that is chosen, or `source`."""
+    """Return the recipe `source`, or a chosen one, for a data set that is passed in Python."""
     from equilibria.training.own_images import recipe_for_data
 
     if source is None:
@@ -253,17 +283,23 @@ def recipe_for(
         chosen = _read(find_recipe(source))
     chosen = with_overrides(chosen, overrides)
     chosen["data"] = {**chosen.get("data", {}), "name": GIVEN}
-    return given_to(recipe_from_data(chosen))
+    return with_given_data(recipe_from_data(chosen))
 
 
-def given_to(recipe: Recipe) -> Recipe:
-    """The recipe with a data set that is given in Python in the place of its own."""
+def with_given_data(recipe: Recipe) -> Recipe:
+    """Return a copy of the recipe for a data set that is passed in Python."""
     data = dataclasses.replace(recipe.data, name=GIVEN, root=None, options={})
     return dataclasses.replace(recipe, data=data)
 
 
 def find_recipe(source: str | Path) -> Path:
-    """The file of a recipe, given by its path or its name.
+    """Return the file of a recipe.
+
+    Args:
+        source: Path or name of the recipe.
+
+    Raises:
+        RecipeError: If there is no such recipe.
 
     Examples:
         >>> from equilibria.training.recipe import find_recipe
@@ -273,19 +309,20 @@ def find_recipe(source: str | Path) -> Path:
     path = Path(source)
     if path.is_file():
         return path
-    known = list_recipes()
-    if str(source) in known:
-        return known[str(source)]
-    listed = f" There are: {', '.join(known)}." if known else ""
+    recipes = list_recipes()
+    if str(source) in recipes:
+        return recipes[str(source)]
+    listed = f" Available: {', '.join(recipes)}." if recipes else ""
     raise RecipeError(
-        f"there is no recipe, folder or table {str(source)!r}{nearest(source, known)}{listed}"
+        f"there is no recipe, folder or table {str(source)!r}{nearest(source, recipes)}{listed}"
     )
 
 
 def list_recipes() -> dict[str, Path]:
-    """The recipes by name: those of the package, and those of a folder `recipes` here.
+    """Return the files of all recipes by name.
 
-    A recipe here comes before one of the package that has the same name.
+    These are the recipes of the package and of the folder `recipes` in the current folder, which
+    take precedence.
 
     Examples:
         >>> "digits-opteq" in eq.training.list_recipes()
@@ -300,9 +337,9 @@ def list_recipes() -> dict[str, Path]:
 
 
 def _checked(data: Mapping[str, Any], kind: type, place: str) -> dict[str, Any]:
-    """Refuse an unknown key, naming the nearest known one."""
+    """Return a copy of the data; raise for unknown keys and suggest similar ones."""
     hints = typing.get_type_hints(kind)
-    found = dict(data)
+    result = dict(data)
     for key, value in data.items():
         if key not in hints:
             where = f" in {place!r}" if place else ""
@@ -310,12 +347,19 @@ def _checked(data: Mapping[str, Any], kind: type, place: str) -> dict[str, Any]:
                 f"unknown key {key!r}{where}{nearest(key, hints)} Known: {', '.join(hints)}."
             )
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping):
-            found[key] = _checked(value, hints[key], f"{place}.{key}".lstrip("."))
-    return found
+            result[key] = _checked(value, hints[key], f"{place}.{key}".lstrip("."))
+    return result
 
 
 def with_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The data of a recipe with `key=value` changes, made in it.
+    """Apply `key=value` changes to the data of a recipe, in place.
+
+    Args:
+        data: Data of the recipe, which is modified.
+        overrides: The changes.
+
+    Returns:
+        The modified data.
 
     Examples:
         >>> from equilibria.training.recipe import with_overrides
@@ -330,13 +374,15 @@ def with_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, 
 def _override(data: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
-        raise RecipeError(f"an override is key=value, e.g. training.epochs=3, not {override!r}")
+        raise RecipeError(
+            f"an override must be key=value, such as training.epochs=3, got {override!r}"
+        )
     *parents, last = key.split(".")
     place = data
     for parent in parents:
         below = place.setdefault(parent, {})
         if not isinstance(below, dict):
-            raise RecipeError(f"{key!r}: {parent!r} holds a value, not further keys")
+            raise RecipeError(f"{key!r}: {parent!r} is a value and has no keys")
         place = below
     try:
         place[last] = parse_yaml(text)
@@ -344,11 +390,11 @@ def _override(data: dict[str, Any], override: str) -> None:
         raise RecipeError(f"{key!r} is not YAML: {error}") from None
 
 
-def explained(error: Any) -> str:
-    """Pydantic's findings, a line each, with the place in the recipe's own words."""
-    lines = []
-    for finding in error.errors():
-        place = ".".join(str(part) for part in finding["loc"])
-        message = finding["msg"].removeprefix("Value error, ")
-        lines.append(f"{place}: {message}" if place else message)
-    return "; ".join(lines)
+def validation_messages(error: Any) -> str:
+    """Return the messages of a `ValidationError`, each with the key in the recipe."""
+    messages = []
+    for entry in error.errors():
+        key = ".".join(str(part) for part in entry["loc"])
+        message = entry["msg"].removeprefix("Value error, ")
+        messages.append(f"{key}: {message}" if key else message)
+    return "; ".join(messages)

@@ -1,4 +1,4 @@
-"""The numbers that a training run depends on, its optimizer and learning rate."""
+"""Settings of a training run, with its optimizer and learning rate schedule."""
 
 from __future__ import annotations
 
@@ -17,40 +17,59 @@ OptimizerName = Literal["adamw", "adam", "sgd"]
 JacobianPlace = Literal["equilibrium", "iterate"]
 NonFinite = Literal["refuse", "drop"]
 SEEDS = 2**63
-"""How many a generator of torch knows, without the negative ones."""
+"""Number of non-negative seeds of a PyTorch generator."""
 Schedule = Literal["cosine", "step", "polynomial", "constant"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """How a model is trained; by default AdamW with a warm-up, then a cosine down to zero.
+    """Settings of a training; by default AdamW with a linear warm-up and a cosine schedule.
 
-    schedule: what the learning rate does after `warmup_epochs` of linear growth. "step" multiplies
-        it by `decay` at each of the epochs `milestones`; "polynomial" is (1 − progress)^`power`.
-    continued_at: where the run was to end before it was given more epochs. Up to there all is as it
-        was. A cosine or polynomial, which has come down to zero there, runs again over the epochs
-        that follow, without a warm-up and from `decay` times the learning rate; the other schedules
-        go on as they are, and so does the final tolerance.
-    steps: of the optimizer, after which the last epoch ends early; None: all of its steps.
-    accumulate: batches whose gradients are averaged for one step of the optimizer.
-    clip_norm: the largest norm of the gradient; longer ones are scaled down to it.
-    autocast: compute in bfloat16 where that is safe.
-    tolerance, final_tolerance: of the solver in training, the second one in the last epoch, with
-        the logarithm on a line between them. The tolerance of an implicit gradient follows it,
-        unless it has one of its own. None: the model's own.
-    evaluation_tolerance: of the solver in evaluation. None: the model's own.
-    evaluation_batch_size: fewer where images are large.
-    gradient: the gradient rule by name ("one_step", "implicit", …). None: the model's own.
-    warm_start: start the solve of each sample at its equilibrium of the epoch before. Takes memory
-        for the state of every sample, and gains little where augmentation moves the pixels.
-    jacobian_weight: of the mean of ‖J‖²_F ÷ size in the loss, J being ∂T/∂y; 0 leaves it out.
-        Estimated with `jacobian_vectors` random vectors at the equilibrium, or, for
-        `jacobian_at`="iterate", at a random one of the first 12 iterates; where a step searches
-        over inputs (JIIO), at a random one of that search, with the x it had there.
-    non_finite: What happens to training samples with NaN or infinite values: "refuse" ends the
-        training with an error that names them, "drop" leaves them out of their batch and warns.
-    seed: of the order of samples and of augmentation. The model's initial weights come from torch's
-        own generator: call `torch.manual_seed` before making the model.
+    Attributes:
+        epochs: Number of epochs.
+        steps: Total number of optimizer steps, which must end in the last epoch; None trains the
+            last epoch completely.
+        batch_size: Number of samples per batch.
+        optimizer: "adamw", "adam" or "sgd".
+        learning_rate: Peak learning rate.
+        momentum: Momentum of SGD.
+        nesterov: Whether SGD uses Nesterov momentum.
+        weight_decay: Weight decay of parameters with more than one dimension.
+        schedule: Learning rate after the warm-up: "cosine", "step", "polynomial" or "constant".
+            "step" multiplies it by `decay` at each of the epochs `milestones`; "polynomial" is
+            (1 − progress)^`power`.
+        milestones: Epochs at which the schedule "step" reduces the learning rate.
+        decay: Factor of the schedule "step", and of the learning rate after `continued_at`.
+        power: Exponent of the schedule "polynomial".
+        warmup_epochs: Number of epochs in which the learning rate grows linearly.
+        accumulate: Number of batches whose gradients are averaged per optimizer step.
+        clip_norm: Largest norm of the gradient; larger gradients are scaled down.
+        autocast: Whether to compute in bfloat16 where this is safe.
+        tolerance: Tolerance of the solver in training; None uses the model's. The tolerance of an
+            implicit gradient follows it, unless the rule sets one.
+        final_tolerance: Tolerance in the last epoch; its logarithm is interpolated linearly between
+            the first and the last epoch. None keeps `tolerance`.
+        evaluation_tolerance: Tolerance of the solver in evaluation; None uses the model's.
+        evaluation_batch_size: Number of samples per batch in evaluation.
+        gradient: Name of the gradient rule ("one_step", "implicit", …); None uses the model's.
+        warm_start: Whether the solve of each sample starts at its equilibrium of the previous
+            epoch. This keeps the state of every sample in memory, and helps little if augmentation
+            moves pixels.
+        jacobian_weight: Weight of the penalty ‖J‖²_F ÷ size in the loss, with J = ∂T/∂y; 0 omits
+            it.
+        jacobian_at: State at which J is taken: "equilibrium", or "iterate" for a random one of the
+            first 12 iterates. If a step searches over inputs (JIIO), "iterate" is a random iterate
+            of the search.
+        jacobian_vectors: Number of random vectors that estimate the penalty.
+        non_finite: Treatment of training samples with NaN or infinite values: "refuse" raises an
+            error that lists them, "drop" removes them from their batch and warns.
+        seed: Seed of the order of samples, of augmentation and of dropout. Initial weights are
+            drawn from PyTorch's global generator: call `torch.manual_seed` before you create the
+            model.
+        continued_at: Previous numbers of epochs of a run that was given more. The first epochs do
+            not change. After each of them, a cosine or polynomial schedule starts again, without
+            warm-up, at `decay` times the learning rate; other schedules and the final tolerance
+            continue.
 
     Examples:
         >>> eq.training.TrainingSettings(epochs=10, optimizer="sgd", learning_rate=0.1).batch_size
@@ -107,34 +126,48 @@ class TrainingSettings:
             },
         )
         if not 0 <= self.seed < SEEDS:
-            raise ValueError(f"seed must be from 0 to {SEEDS - 1}, not {self.seed}")
+            raise ValueError(f"seed must be from 0 to {SEEDS - 1}, got {self.seed}")
         if self.final_tolerance is not None and self.tolerance is None:
-            raise ValueError("final_tolerance needs a tolerance to start from")
+            raise ValueError("final_tolerance needs a tolerance for the first epoch: set tolerance")
         ends = (0, *self.continued_at, self.epochs)
         if any(end >= following for end, following in pairwise(ends)):
             raise ValueError(
-                f"continued_at must hold growing numbers from 1 to below {self.epochs}, the number "
-                f"of epochs, not {self.continued_at}"
+                f"continued_at must be ascending numbers from 1 to {self.epochs - 1}, below the "
+                f"number of epochs, got {self.continued_at}"
             )
         if self.steps is not None and self.continued_at:
-            raise ValueError("a run that ends with a step cannot have more epochs: leave out steps")
+            raise ValueError("a run with `steps` cannot be given more epochs: remove steps")
         if self.schedule == "step" and not self.milestones:
-            raise ValueError("schedule='step' needs milestones, the epochs at which it steps")
+            raise ValueError(
+                "schedule='step' needs milestones, the epochs at which the learning rate falls"
+            )
 
     def steps_in_all(self, steps_per_epoch: int) -> int:
-        """Of the optimizer; an error where `steps` does not lie in the last epoch."""
-        whole = self.epochs * steps_per_epoch
+        """Return the number of optimizer steps of the training.
+
+        Args:
+            steps_per_epoch: Number of optimizer steps per epoch.
+
+        Raises:
+            ValueError: If `steps` does not end in the last epoch.
+        """
+        total = self.epochs * steps_per_epoch
         if self.steps is None:
-            return whole
-        if not whole - steps_per_epoch < self.steps <= whole:
+            return total
+        if not total - steps_per_epoch < self.steps <= total:
+            last = -(-self.steps // steps_per_epoch)
             raise ValueError(
-                f"{self.steps} steps of {steps_per_epoch} an epoch end in epoch "
-                f"{-(-self.steps // steps_per_epoch)}: set epochs to that, not to {self.epochs}"
+                f"steps must end in the last epoch, but {self.steps} steps of {steps_per_epoch} "
+                f"per epoch end in epoch {last} of {self.epochs}: set epochs to {last}"
             )
         return self.steps
 
     def tolerance_in(self, epoch: int) -> float | None:
-        """The solver's tolerance in an epoch, the first being 1."""
+        """Return the tolerance of the solver in an epoch.
+
+        Args:
+            epoch: Number of the epoch; the first is 1.
+        """
         planned = (*self.continued_at, self.epochs)[0]
         if self.tolerance is None or self.final_tolerance is None or self.epochs == 1:
             return self.tolerance
@@ -143,7 +176,7 @@ class TrainingSettings:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Weights decay; biases, scales and other parameters of at most one dimension do not."""
+    """Return parameter groups: those with at most one dimension have no weight decay."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in trained if p.dim() > 1], "weight_decay": weight_decay},
@@ -162,7 +195,7 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
 
 
 def learning_rate_share(settings: TrainingSettings, step: int, steps_per_epoch: int) -> float:
-    """The share of the full learning rate at a step, the first being 0."""
+    """Return the learning rate at a step, the first being 0, as a share of the peak."""
     epoch = step // steps_per_epoch
     ends = (*settings.continued_at, settings.epochs)
     earlier = [end for end in settings.continued_at if end <= epoch]

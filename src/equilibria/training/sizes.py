@@ -1,4 +1,4 @@
-"""How much memory a model of a recipe needs, estimated before it is built."""
+"""Estimate of the memory that a model needs, before it is built."""
 
 from __future__ import annotations
 
@@ -17,35 +17,37 @@ from equilibria.equilibrium import EquilibriumLayer
 from equilibria.models import create_model
 from equilibria.models.registry import SOLVING
 
-USUAL_GIGABYTES = 10.0
-"""The largest model of the papers, on a whole image of Cityscapes, needs 8.6."""
+DEFAULT_GIGABYTES = 10.0
+"""Default limit. The largest model of the papers, on a whole image of Cityscapes, needs 8.6 GB."""
 WORKING_TENSORS = 8
-"""A solve is taken to need memory for so many tensors of the size of the largest."""
-MOST_OPERATIONS = 20_000
-"""Tensor operations of building a model and of one evaluation; the largest preset has 5,414."""
-LARGEST_NUMBER = 2**20
-"""The largest number among the options at the usual limit. Counting tensors would not notice a
-list of that length."""
+"""Assumed memory of a solve, in tensors of the size of the largest activation."""
+MAX_OPERATIONS = 20_000
+"""Largest number of tensor operations for building and evaluating a model at the default limit;
+the largest preset has 5,414."""
+MAX_OPTION = 2**20
+"""Largest number in the options at the default limit. A Python list of that length would not show
+in the sizes of tensors."""
 
-ALLOW = (
-    "that are allowed: if you trust the run, allow more (max_gigabytes=… in Python, "
-    "--max-gigabytes on the command line)"
+RAISE_LIMIT = (
+    "if you trust the run, raise the limit (max_gigabytes=… in Python, --max-gigabytes on the "
+    "command line)"
 )
-REMEDY = f"{ALLOW}, or correct model.options"
+REMEDY = f"{RAISE_LIMIT}, or correct model.options"
 
-_gigabytes: ContextVar[float] = ContextVar("gigabytes", default=USUAL_GIGABYTES)
+_gigabytes: ContextVar[float] = ContextVar("gigabytes", default=DEFAULT_GIGABYTES)
 
 
 class ModelSizeError(ValueError):
-    """A model of a recipe needs more memory, or more operations, than is allowed."""
+    """A model exceeds the limit for its memory or its number of operations."""
 
 
 @contextmanager
 def size_limit(gigabytes: float | None) -> Iterator[None]:
-    """Set the memory that models may need in this block.
+    """Set the memory limit of models in a block of code.
 
     Args:
-        gigabytes: Limit for the parameters and one sample's activations; None changes nothing.
+        gigabytes: Limit in GB for the parameters and the activations of one sample; None keeps the
+            current limit.
 
     Raises:
         ValueError: If the limit is not positive.
@@ -56,7 +58,8 @@ def size_limit(gigabytes: float | None) -> Iterator[None]:
     """
     if gigabytes is not None and not gigabytes > 0:
         raise ValueError(
-            f"max_gigabytes must be above 0, got {gigabytes}: leave it out for {USUAL_GIGABYTES:g}"
+            f"max_gigabytes must be positive, got {gigabytes}: omit it for the default of "
+            f"{DEFAULT_GIGABYTES:g}"
         )
     token = _gigabytes.set(_gigabytes.get() if gigabytes is None else gigabytes)
     try:
@@ -65,33 +68,35 @@ def size_limit(gigabytes: float | None) -> Iterator[None]:
         _gigabytes.reset(token)
 
 
-def present_limit() -> float:
-    """Gigabytes that a model may need now, for a process that this one starts."""
+def current_limit() -> float:
+    """Return the current memory limit in GB, for example for a child process."""
     return _gigabytes.get()
 
 
 def check_file_size(path: Path) -> None:
-    """Refuse a file of weights that is larger than a model may be.
+    """Check that a file of weights is not larger than the memory limit.
 
     Raises:
-        ModelSizeError: If it is.
+        ModelSizeError: If it is larger.
     """
     size, limit = path.stat().st_size / 1e9, _gigabytes.get()
     if size > limit:
-        raise ModelSizeError(f"{path} has {size:,.1f} GB, more than the {limit:g} GB {ALLOW}")
+        raise ModelSizeError(
+            f"{path} has {size:,.1f} GB, more than the limit of {limit:g} GB: {RAISE_LIMIT}"
+        )
 
 
 def check_model_size(name: str, options: Mapping[str, Any], sample: Sequence[int] = ()) -> None:
-    """Refuse a model that is too large, without allocating any of its memory.
+    """Check the size of a model without allocating its memory.
 
-    The model is built on the meta device, whose tensors have sizes only, and evaluated on one
-    sample as far as that is possible without numbers, which is up to the first step of the solve.
-    Models that cannot be built on the meta device are not checked.
+    The model is built on the meta device, whose tensors have shapes but no data. It is evaluated on
+    one sample until a value is needed, which is in the first step of the solve. Models that cannot
+    be built on the meta device are not checked.
 
     Args:
-        name: Model, as `create_model` takes it.
-        options: Its options.
-        sample: Channels, height and width of an image; empty to count the parameters alone.
+        name: Name of the model.
+        options: Options of the model.
+        sample: Channels, height and width of an image; empty to count only parameters.
 
     Raises:
         ModelSizeError: If the parameters and one sample's activations exceed the limit, or the
@@ -100,9 +105,9 @@ def check_model_size(name: str, options: Mapping[str, Any], sample: Sequence[int
     limit = _gigabytes.get()
     for option, value in options.items():
         if option not in SOLVING:
-            _check_numbers(name, option, value, limit)
+            _check_option(name, option, value, limit)
     counted = _Counted(name, limit)
-    # Initial weights are drawn elsewhere, and warnings given when the model is really built.
+    # Building the model later must draw the same initial weights, and will give the warnings.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.no_grad(), counted:
@@ -122,19 +127,19 @@ def check_model_size(name: str, options: Mapping[str, Any], sample: Sequence[int
         image = f" and one image of {'×'.join(map(str, sample))}" if sample else ""
         raise ModelSizeError(
             f"the model {name!r} needs about {needed:,.1f} GB for its parameters{image}, "
-            f"more than the {limit:g} GB {REMEDY}"
+            f"more than the limit of {limit:g} GB: {REMEDY}"
         )
 
 
-def _check_numbers(name: str, option: str, value: Any, limit: float) -> None:
-    allowed = LARGEST_NUMBER * max(1.0, limit / USUAL_GIGABYTES)
+def _check_option(name: str, option: str, value: Any, limit: float) -> None:
+    allowed = MAX_OPTION * max(1.0, limit / DEFAULT_GIGABYTES)
     if isinstance(value, Mapping | list | tuple):
         for inner in value.values() if isinstance(value, Mapping) else value:
-            _check_numbers(name, option, inner, limit)
+            _check_option(name, option, inner, limit)
     elif isinstance(value, int) and abs(value) > allowed and "seed" not in option:
         raise ModelSizeError(
-            f"the option {option} of the model {name!r} is {value:,}, more than the "
-            f"{allowed:,.0f} {REMEDY}"
+            f"the option {option} of the model {name!r} is {value:,}, more than the limit of "
+            f"{allowed:,.0f}: {REMEDY}"
         )
 
 
@@ -145,20 +150,21 @@ def _states_kept(model: nn.Module) -> int:
 
 
 def _evaluate(model: nn.Module, sample: Sequence[int]) -> None:
-    """Evaluate a model on the meta device until it needs a number.
+    """Evaluate a model on the meta device until it needs a value.
 
-    That is not the default device here: a tensor that a module keeps for later would have no data.
+    The meta device is not the default device here, because tensors in caches would have no data.
     """
     inputs = [torch.zeros(1, *sample, device="meta")]
     if isinstance(latents := getattr(model, "latent_dim", None), int):
         inputs.append(torch.zeros(1, latents, device="meta"))
-    for one in inputs:
+    for tensor in inputs:
         try:
-            model(one)
+            model(tensor)
         except ModelSizeError:
             raise
         except Exception:
-            # A tensor on the meta device has no numbers to be read; a decoder takes no images.
+            # The model read a value, which tensors on the meta device do not have, or it is a
+            # decoder, whose input is not an image.
             continue
 
 
@@ -167,7 +173,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations, and remembers the size of the largest tensor of an evaluation."""
+    """Counter of operations, which also records the size of the largest activation."""
 
     def __init__(self, name: str, limit: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -179,19 +185,19 @@ class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         self.operations += 1
-        if self.operations > MOST_OPERATIONS * max(1.0, self.limit / USUAL_GIGABYTES):
+        if self.operations > MAX_OPERATIONS * max(1.0, self.limit / DEFAULT_GIGABYTES):
             if self.is_built:
-                raise RuntimeError("enough is known of the evaluation")
+                raise RuntimeError("stop: the evaluation takes too many operations")
             raise ModelSizeError(
-                f"the model {self.name!r} takes more operations to build than the "
-                f"{self.operations - 1:,} {REMEDY}"
+                f"the model {self.name!r} takes more operations to build than the limit of "
+                f"{self.operations - 1:,}: {REMEDY}"
             )
         result = func(*args, **(kwargs or {}))
         largest = max(map(_bytes, _tensors(result)), default=0)
         if largest > 1e9 * self.limit:
             raise ModelSizeError(
-                f"the model {self.name!r} makes a tensor of {largest / 1e9:,.1f} GB, more than the "
-                f"{self.limit:g} GB {REMEDY}"
+                f"the model {self.name!r} creates a tensor of {largest / 1e9:,.1f} GB, more than "
+                f"the limit of {self.limit:g} GB: {REMEDY}"
             )
         if self.is_built:
             self.largest_activation = max(self.largest_activation, largest)
@@ -199,5 +205,5 @@ class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _tensors(result: Any) -> list[Tensor]:
-    several = result if isinstance(result, list | tuple) else [result]
-    return [one for one in several if isinstance(one, Tensor)]
+    values = result if isinstance(result, list | tuple) else [result]
+    return [value for value in values if isinstance(value, Tensor)]

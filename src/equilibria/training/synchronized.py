@@ -1,4 +1,4 @@
-"""What in a model looks at a whole batch, while several processes have a part of it each."""
+"""Synchronization of batch statistics between processes that each have a part of a batch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from equilibria.training.processes import Processes
 
 
 class SynchronizedNorm(_BatchNorm):
-    """In training a `BatchNorm` over the parts of a batch together, in evaluation the usual one.
+    """Batch norm whose training statistics cover the parts of all processes.
 
-    Torch's SyncBatchNorm refuses a CPU. A part may be empty, and parts may differ in size. Exact
-    derivatives of every order, one exchange of 2 numbers a channel forward and one backward.
+    Unlike `torch.nn.SyncBatchNorm` it also works on a CPU. Parts may be empty or differ in size.
+    Derivatives of every order are exact. The forward and the backward pass exchange three numbers
+    per channel and process each.
     """
 
     processes: Processes
@@ -32,14 +33,14 @@ class SynchronizedNorm(_BatchNorm):
             return super().forward(input)
         values = input.to(torch.promote_types(input.dtype, torch.float32))
         mean, variance, count = _statistics(values, self.processes)
-        # Where this part alone has two values there is nothing to look at, and nobody waits.
+        # Reading the count synchronizes with the device, so it is read only if this part is tiny.
         if values[:, :1].numel() < 2 and float(count) < 2:
             raise ValueError(
-                "batch normalization needs more than one value a channel in training, but a batch "
-                f"of all {self.processes.count} processes had {float(count):.0f}"
+                "batch norm needs more than one value per channel in training, but a batch of all "
+                f"{self.processes.count} processes had {float(count):.0f}: raise batch_size"
             )
         if self.running_mean is not None:
-            self._follow(mean.detach(), variance.detach(), count)
+            self._update_running(mean.detach(), variance.detach(), count)
         scale = torch.rsqrt(variance + self.eps)
         if self.weight is not None:
             scale = scale * self.weight
@@ -50,8 +51,7 @@ class SynchronizedNorm(_BatchNorm):
         return torch.addcmul(shift.view(shape), values, scale.view(shape)).to(input.dtype)
 
     @torch.no_grad()
-    def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        """Move the running statistics towards those of a batch."""
+    def _update_running(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -62,13 +62,13 @@ class SynchronizedNorm(_BatchNorm):
             else torch.full_like(count, self.momentum)
         )
         unbiased = variance * (count / (count - 1))
-        for running, seen in ((self.running_mean, mean), (self.running_var, unbiased)):
-            running.lerp_(seen.to(running), share.to(running))
+        for running, current in ((self.running_mean, mean), (self.running_var, unbiased)):
+            running.lerp_(current.to(running), share.to(running))
 
 
 @contextmanager
 def synchronized_norms(norms: Iterable[nn.Module], processes: Processes) -> Iterator[None]:
-    """Make batch norms synchronized ones, in place; afterwards they are what they were."""
+    """Synchronize batch norms in place for the duration of a block."""
     changed = [(norm, type(norm)) for norm in norms]
     try:
         for norm, kind in changed:
@@ -82,10 +82,10 @@ def synchronized_norms(norms: Iterable[nn.Module], processes: Processes) -> Iter
 
 
 def _statistics(values: Tensor, processes: Processes) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and (biased) variance of every channel over all parts, and how many values it has.
+    """Return mean, biased variance and number of values per channel over all parts.
 
-    The parts are joined by their own means and squared deviations (Chan et al., 1979): sums of
-    squares would cancel.
+    The parts are combined from their means and squared deviations (Chan et al., 1979), because sums
+    of squares would suffer from cancellation.
     """
     channels = values.shape[1]
     over = [d for d in range(values.dim()) if d != 1]
@@ -94,10 +94,10 @@ def _statistics(values: Tensor, processes: Processes) -> tuple[Tensor, Tensor, T
         variance, mean = torch.var_mean(values, dim=over, correction=0)
         own = torch.stack((mean, variance * own_count))
     else:
-        own = values.sum(dim=over).expand(2, channels)  # zeros, in the graph
+        own = values.sum(dim=over).expand(2, channels)  # Zeros that are in the autograd graph.
     counts = own.new_full((1, channels), own_count)
     rows = torch.cat((own, counts))[None]
-    # A row for each process, of which each fills its own: then one sum tells all of them to all.
+    # Each process fills its own row, so that a sum over the processes gathers all rows.
     before, after = processes.rank, processes.count - processes.rank - 1
     rows = torch.cat(
         (rows.new_zeros(before, 3, channels), rows, rows.new_zeros(after, 3, channels))
@@ -111,7 +111,7 @@ def _statistics(values: Tensor, processes: Processes) -> tuple[Tensor, Tensor, T
 
 
 class _Total(torch.autograd.Function):
-    """The sum over the processes; its derivative is the sum over the processes again."""
+    """Sum over the processes; the derivative is again a sum over the processes."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, values: Tensor, processes: Processes) -> Tensor:
@@ -125,31 +125,31 @@ class _Total(torch.autograd.Function):
 
 
 class SharedBatchWarning(UserWarning):
-    """A term of a model sees only the part of a batch that its process has."""
+    """Part of a model uses statistics of only the process's part of a batch."""
 
 
 @contextmanager
 def synchronized_batches(model: nn.Module, processes: Processes) -> Iterator[None]:
-    """Batch norms and GEQ's γ by the statistics of all parts; a warning of what remains local.
+    """Synchronize batch norms and GEQ's γ between processes; warn about what stays local.
 
-    How often a solve evaluates its map differs between the processes: nothing inside one can wait
-    for the others.
+    Processes evaluate the map of a solve a different number of times, so that statistics inside a
+    solve cannot be synchronized.
     """
     layers = [m for m in model.modules() if isinstance(m, EquilibriumLayer)]
     inside = {module for layer in layers for module in layer.cell.modules()}
     scales = [m for m in model.modules() if isinstance(m, RunningScale)]
     present = [m for m in model.modules() if isinstance(m, _BatchNorm)]
     norms = [m for m in present if type(m).forward is _BatchNorm.forward and m not in inside]
-    left_out = any(m not in norms and not isinstance(m, nn.SyncBatchNorm) for m in present)
+    has_local_norms = any(m not in norms and not isinstance(m, nn.SyncBatchNorm) for m in present)
     was_training = model.training
-    model.train()  # Some layers couple the samples in training only.
+    model.train()  # Some layers couple samples only in training mode.
     couples = any(layer.couples_batch for layer in layers)
     model.train(was_training)
-    if left_out or couples:
+    if has_local_norms or couples:
         warn_caller(
-            "this model couples the samples of a batch where no process can wait for the others "
-            "(inside a solve: batch norm, decorrelation, HSIC, γ of each step): there each sees "
-            "its own part of a batch only, and the numbers differ from those of one process",
+            "this model couples the samples of a batch inside a solve (batch norm, decorrelation, "
+            "HSIC, γ per step), where processes cannot synchronize: each process uses only its "
+            "part of a batch, so that results differ from those of a single process",
             SharedBatchWarning,
         )
     with ExitStack() as stack:
@@ -161,17 +161,17 @@ def synchronized_batches(model: nn.Module, processes: Processes) -> Iterator[Non
 
 @contextmanager
 def _pooled_scale(scale: RunningScale, model: nn.Module, processes: Processes) -> Iterator[None]:
-    """γ from the patches of all processes, which are asked once for every pass of the model."""
-    answer: list[Tensor] = []
+    """Compute γ from the patches of all processes, with one exchange per forward pass."""
+    totals: list[Tensor] = []
 
     def pooled(sums: Tensor) -> Tensor:
-        if not answer:
-            answer.append(processes.total(sums))
-        return answer[0]
+        if not totals:
+            totals.append(processes.total(sums))
+        return totals[0]
 
-    # A cell that injects the same input a second time (a random iterate for the Jacobian) does so
-    # where its process has samples, and must not wait for one that has none.
-    hook = model.register_forward_pre_hook(lambda *_: answer.clear())
+    # A cell may inject the same input again (for a random iterate of the Jacobian penalty), but
+    # only in processes that have samples: these must not wait for the others.
+    hook = model.register_forward_pre_hook(lambda *_: totals.clear())
     scale.pooled = pooled
     try:
         yield

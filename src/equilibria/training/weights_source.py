@@ -1,4 +1,4 @@
-"""Where the weights of a trained model are: in a run, in a file, or in the package."""
+"""Sources of trained weights: a run, a file, or the package."""
 
 from __future__ import annotations
 
@@ -21,24 +21,36 @@ Weights: TypeAlias = Literal["last", "best"]
 
 @dataclass(frozen=True)
 class WeightsSource:
-    """Where a trained model comes from."""
+    """Recipe and weights of a trained model.
+
+    Attributes:
+        recipe: Recipe with the settings of evaluation.
+        file: File of weights.
+        images: Data for `ImageSpec.from_data`; empty if the run does not describe its images.
+    """
 
     recipe: Recipe
-    """As it is evaluated."""
     file: Path
     images: Mapping[str, Any]
-    """Data for `ImageSpec.from_data`; empty if the run does not say."""
 
 
 def source_of(place: str | Path, weights: Weights = "last") -> WeightsSource:
-    """A run by its folder, a file that `pack` wrote, or a trained model of the package by name."""
+    """Locate a trained model.
+
+    Args:
+        place: Folder of a run, a file written by `pack`, or the name of a pretrained model.
+        weights: "last", or "best" for the weights of the epoch with the best validation score.
+
+    Raises:
+        FileNotFoundError: If there is no such model.
+    """
     path, cards = Path(place), pretrained_cards()
     if not path.exists():
         if str(place) not in cards:
             raise FileNotFoundError(
-                f"there is no run {place}, and no trained model of that name"
-                f"{nearest(place, cards)} Name the folder of a finished run, as `equilibria "
-                f"train` writes one, or a trained model: {', '.join(cards)}"
+                f"there is no run or pretrained model {place}{nearest(place, cards)} Give the "
+                "folder of a finished run, as written by `equilibria train`, or a pretrained "
+                f"model: {', '.join(cards)}"
             )
         path = pretrained_file(str(place))
     if not path.is_file():
@@ -46,18 +58,20 @@ def source_of(place: str | Path, weights: Weights = "last") -> WeightsSource:
         recipe, file = _weights_of(run, weights)
         return WeightsSource(recipe, file, run.facts().get("images", {}))
     if weights == "best":
-        raise ValueError(f"{path} holds the weights of one epoch: there are no best among them")
+        raise ValueError(
+            f"{path} holds the weights of a single epoch: remove weights='best' (--best)"
+        )
     described = header_of(path)
     return WeightsSource(recipe_from_data(described["recipe"]), path, described["images"])
 
 
 def _weights_of(run: RunFolder, weights: Weights) -> tuple[Recipe, Path]:
-    """The recipe of a run, as it is evaluated, and the file of its weights."""
+    """Return the recipe of a run with the settings of evaluation, and the file of its weights."""
     checkpoints = Checkpoints(run.checkpoints)
     if not run.config.is_file():
         raise FileNotFoundError(
-            f"{run.config} is missing: name the folder of a finished run, as `equilibria train` "
-            f"writes one, or a trained model ({', '.join(pretrained_cards())})"
+            f"{run.config} is missing: give the folder of a finished run, as written by "
+            f"`equilibria train`, or a pretrained model ({', '.join(pretrained_cards())})"
         )
     run.require_parts()
     recipe = run.recipe()
@@ -66,8 +80,8 @@ def _weights_of(run: RunFolder, weights: Weights) -> tuple[Recipe, Path]:
         file = _newest(run, checkpoints, recipe)
     if not file.is_file():
         raise FileNotFoundError(
-            f"{file} is missing: the run had no validation images (data.validation) to find the "
-            "best epoch with"
+            f"{file} is missing: the run has no best epoch, because it had no validation images "
+            "(data.validation)"
         )
     check_run_file(file, run.path)
     tolerance = recipe.training.evaluation_tolerance
@@ -78,16 +92,16 @@ def _weights_of(run: RunFolder, weights: Weights) -> tuple[Recipe, Path]:
 
 
 def _newest(run: RunFolder, checkpoints: Checkpoints, recipe: Recipe) -> Path:
-    """The weights of the newest sound checkpoint of a run that was interrupted."""
-    found = checkpoints.newest_sound()
-    if found is None:
+    """Return the weights of the newest intact checkpoint of an interrupted run."""
+    newest = checkpoints.newest_intact()
+    if newest is None:
         raise FileNotFoundError(
-            f"{run.weights} is missing, and there is no sound checkpoint to take in its place: "
-            "name the folder of a finished run, as `equilibria train` writes one"
+            f"{run.weights} is missing, and there is no intact checkpoint to use instead: give the "
+            "folder of a finished run, as written by `equilibria train`"
         )
-    epoch, file = found
+    epoch, file = newest
     warn_caller(
-        f"{run.path} is not finished: these are its weights after epoch {epoch} of "
+        f"{run.path} is not finished: using the weights after epoch {epoch} of "
         f"{recipe.training.epochs} ({file})",
         CheckpointWarning,
     )

@@ -1,6 +1,6 @@
-"""Data sets that are read into memory: digits, MNIST's format, CIFAR and its corrupted copies.
+"""Data sets that are read into memory: digits, MNIST's format, CIFAR and CIFAR-10-C.
 
-`about` is what a data set's files do not say of it, from the catalog.
+The argument `about` has the fields of `DataSet` that the files do not contain, from the catalog.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from equilibria.registry import nearest
 
 DIGITS_TEST_SHARE = 0.25
 DIGITS_SPLIT_SEED = 20220613
-"""Fixed, so that every run is tested on the same images whatever its own seed."""
-BRIGHTEST_DIGIT = 16.0
+"""Fixed, so that every run has the same test images, whatever its seed."""
+MAX_DIGIT_PIXEL = 16.0
 
 CIFAR_SHAPE = (3, 32, 32)
 CIFAR_PIXELS = 3 * 32 * 32
@@ -42,15 +42,16 @@ CORRUPTIONS = (
     *("snow", "frost", "fog", "brightness"),
     *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
 )
-"""The fifteen that the mean corruption error is over: noise, blur, weather, digital."""
+"""Corruptions in the mean corruption error: noise, blur, weather, digital."""
 EXTRA_CORRUPTIONS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 SEVERITIES = 5
 
 
 def load_digits() -> DataSet:
-    """The handwritten digits that come with scikit-learn: 1797 images, 8×8, pixels in [0, 1].
+    """Load the handwritten digits of scikit-learn: 1797 images of 8×8 pixels.
 
-    A quarter of every class is the test set.
+    Returns:
+        The data set in memory; a quarter of every class is the test set.
 
     Examples:
         >>> images = eq.data.load_digits().test.images
@@ -59,7 +60,7 @@ def load_digits() -> DataSet:
     """
     pixels, labels = _read_digits()
     everything = Split(
-        images=torch.from_numpy(pixels).float().div(BRIGHTEST_DIGIT).reshape(-1, 1, 8, 8),
+        images=torch.from_numpy(pixels).float().div(MAX_DIGIT_PIXEL).reshape(-1, 1, 8, 8),
         labels=torch.from_numpy(labels).long(),
     )
     train, test = stratified_split(everything, DIGITS_TEST_SHARE, DIGITS_SPLIT_SEED)
@@ -67,7 +68,7 @@ def load_digits() -> DataSet:
 
 
 def _read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels and labels, from the file in scikit-learn, whose import takes as long as torch's."""
+    """Read pixels and labels from scikit-learn's file, since importing scikit-learn is slow."""
     package = find_spec("sklearn")
     if package is not None and package.origin is not None:
         file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
@@ -80,7 +81,7 @@ def _read_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def load_idx(folder: Path, *, about: dict[str, Any]) -> DataSet:
-    """A data set in MNIST's format: images and labels in idx files, plain or gzipped."""
+    """Load a data set in MNIST's format: images and labels in idx files, plain or gzipped."""
 
     def read(part: str) -> Split:
         images, images_file = read_idx(folder, f"{part}-images-idx3-ubyte", dimensions=3)
@@ -88,7 +89,7 @@ def load_idx(folder: Path, *, about: dict[str, Any]) -> DataSet:
         if len(images) != len(labels):
             raise DataFileError(
                 labels_file,
-                f"{len(labels)} labels for the {len(images)} images of {images_file.name}",
+                f"has {len(labels)} labels for the {len(images)} images of {images_file.name}",
                 "replace both by fresh copies",
             )
         return _split(labels_file, images.unsqueeze(1), labels, len(about["class_names"]))
@@ -97,7 +98,7 @@ def load_idx(folder: Path, *, about: dict[str, Any]) -> DataSet:
 
 
 def load_cifar10(folder: Path, *, about: dict[str, Any]) -> DataSet:
-    """CIFAR-10 from `cifar-10-batches-py` (pickled) or `cifar-10-batches-bin` (binary)."""
+    """Load CIFAR-10 from `cifar-10-batches-py` (pickled) or `cifar-10-batches-bin` (binary)."""
     *train, test = (_read_cifar(folder, name, ("labels",), "labels", 10) for name in CIFAR10_PARTS)
     images = torch.cat([part.images for part in train])
     labels = torch.cat([part.labels for part in train])
@@ -107,22 +108,27 @@ def load_cifar10(folder: Path, *, about: dict[str, Any]) -> DataSet:
 def load_cifar100(
     folder: Path, *, labels: str = "fine", subclasses: str = "all", about: dict[str, Any]
 ) -> DataSet:
-    """CIFAR-100 from `cifar-100-python` or `cifar-100-binary`; `labels` is "fine" or "coarse".
+    """Load CIFAR-100 from `cifar-100-python` or `cifar-100-binary`.
 
-    With coarse labels, `subclasses="known"` leaves out the last of the five classes of every group
-    (in the order of their names), and "unseen" has these alone: all of their images, to test on.
+    Args:
+        folder: Folder of the files.
+        labels: "fine" for 100 classes or "coarse" for 20 groups of classes.
+        subclasses: With coarse labels, "known" excludes the last of the five classes of every group
+            (in the order of their names). "unseen" has only these, with all their images in the
+            test part.
+        about: Fields of the data set.
     """
     if labels not in CIFAR100_CLASSES:
-        raise ValueError(f"labels must be 'fine' (100 classes) or 'coarse' (20), not {labels!r}")
+        raise ValueError(f"labels must be 'fine' (100 classes) or 'coarse' (20), got {labels!r}")
     check_subclasses(subclasses, labels == "coarse", "coarse")
     classes = CIFAR100_CLASSES[labels]
     read = partial(_read_cifar, folder, columns=("coarse_labels", "fine_labels"))
     train, test = (
-        read(name=name, wanted=f"{labels}_labels", classes=classes) for name in ("train", "test")
+        read(name=name, column=f"{labels}_labels", classes=classes) for name in ("train", "test")
     )
     if subclasses != "all":
         fine = [
-            read(name=name, wanted="fine_labels", classes=100).labels for name in ("train", "test")
+            read(name=name, column="fine_labels", classes=100).labels for name in ("train", "test")
         ]
         train, test = _by_subclass(train, test, fine, subclasses)
     if (folder / "train.bin").is_file():
@@ -139,10 +145,10 @@ def load_cifar100(
 def _by_subclass(
     train: Split, test: Split, fine: list[Tensor], subclasses: str
 ) -> tuple[Split, Split]:
-    """Without the last subclass of every group, or all images of it to test on."""
-    groups, kinds = torch.cat([train.labels, test.labels]), torch.cat(fine)
-    # Labels are in the order of the names, and those of a group rise with them.
-    last = [int(kinds[groups == group].max()) for group in torch.unique(groups).tolist()]
+    """Remove the last subclass of every group, or put all its images into the test part."""
+    groups, classes = torch.cat([train.labels, test.labels]), torch.cat(fine)
+    # Fine labels are in the order of the names, so that the largest of a group is its last class.
+    last = [int(classes[groups == group].max()) for group in torch.unique(groups).tolist()]
     train_unseen, test_unseen = (torch.isin(part, torch.tensor(last)) for part in fine)
     if subclasses == "known":
         return _where(train, ~train_unseen), _where(test, ~test_unseen)
@@ -164,25 +170,32 @@ def load_cifar10_c(
     severity: int | None = None,
     about: dict[str, Any],
 ) -> DataSet:
-    """One of nineteen corruptions of CIFAR-10's test images, of one severity or (None) all five.
+    """Load CIFAR-10-C; the training part is empty.
 
-    There is nothing to train on: `train` is empty.
+    Args:
+        folder: Folder of the files.
+        corruption: One of the nineteen corruptions.
+        severity: Severity, 1 to 5; None for all five.
+        about: Fields of the data set.
     """
     known = (*CORRUPTIONS, *EXTRA_CORRUPTIONS)
     if corruption not in known:
         raise ValueError(
-            f"cifar10-c needs a corruption, not {corruption!r}{nearest(corruption, known)} "
-            f"There are: {', '.join(known)}"
+            f"cifar10-c needs the option corruption, got {corruption!r}"
+            f"{nearest(corruption, known)} Available: {', '.join(known)}"
         )
     if severity is not None and not 1 <= severity <= SEVERITIES:
-        raise ValueError(f"severity is a number from 1 to {SEVERITIES}, not {severity}")
+        raise ValueError(f"severity must be an integer from 1 to {SEVERITIES}, got {severity}")
     images_file, labels_file = folder / f"{corruption}.npy", folder / "labels.npy"
     images, labels = read_npy(images_file), read_npy(labels_file)
     if images.ndim != 4 or images.shape[1:] != (32, 32, 3) or images.dtype != np.uint8:
-        raise DataFileError(images_file, f"{images.dtype} of shape {images.shape}, not images")
+        raise DataFileError(
+            images_file, f"holds {images.dtype} of shape {images.shape}, not images"
+        )
     if labels.shape != images.shape[:1] or len(labels) % SEVERITIES:
         raise DataFileError(
-            labels_file, f"labels of shape {labels.shape} for {len(images)} images, five severities"
+            labels_file,
+            f"has labels of shape {labels.shape} for {len(images)} images in five severities",
         )
     if severity is not None:
         images, labels = (np.split(whole, SEVERITIES)[severity - 1] for whole in (images, labels))
@@ -192,24 +205,24 @@ def load_cifar10_c(
 
 
 def _read_cifar(
-    folder: Path, name: str, columns: tuple[str, ...], wanted: str, classes: int
+    folder: Path, name: str, columns: tuple[str, ...], column: str, classes: int
 ) -> Split:
-    """A batch: pickled in `name`, or binary in `name.bin`, rows of these labels and an image."""
+    """Read a batch: pickled in `name`, or in `name.bin` as rows of the label columns and pixels."""
     path = folder / f"{name}.bin"
     if path.is_file():
         content, row = read_bytes(path), len(columns) + CIFAR_PIXELS
         if not content or len(content) % row:
             raise DataFileError(
-                path, f"cut off or foreign: {len(content)} bytes, not rows of {row}"
+                path, f"its size of {len(content)} bytes is not a multiple of {row}, one image"
             )
         rows = bytes_to_tensor(content, (-1, row))
         images = rows[:, len(columns) :].reshape(-1, *CIFAR_SHAPE)
-        return _split(path, images, rows[:, columns.index(wanted)], classes)
+        return _split(path, images, rows[:, columns.index(column)], classes)
     path = folder / name
     batch = read_pickle(path)
-    pixels, labels = batch.get("data"), batch.get(wanted)
+    pixels, labels = batch.get("data"), batch.get(column)
     if not isinstance(pixels, Tensor) or pixels.dim() != 2 or pixels.shape[1] != CIFAR_PIXELS:
-        raise DataFileError(path, f"has no array 'data' with {CIFAR_PIXELS} bytes an image")
+        raise DataFileError(path, f"has no array 'data' with {CIFAR_PIXELS} bytes per image")
     if (
         not isinstance(labels, list)
         or len(labels) != len(pixels)
@@ -221,5 +234,7 @@ def _read_cifar(
 
 def _split(path: Path, images: Tensor, labels: Tensor, classes: int) -> Split:
     if len(labels) and int(labels.max()) >= classes:
-        raise DataFileError(path, f"holds the label {int(labels.max())} of {classes}")
+        raise DataFileError(
+            path, f"holds the label {int(labels.max())}, but the largest is {classes - 1}"
+        )
     return Split(images, labels.long())

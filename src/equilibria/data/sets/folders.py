@@ -1,6 +1,6 @@
-"""Data sets of image files: ImageNet and its subsets, faces without labels, labelled streets.
+"""Data sets of image files: ImageNet and its subsets, unlabelled faces, segmented street scenes.
 
-`about` is what a data set's files do not say of it, from the catalog.
+The argument `about` has the fields of `DataSet` that the files do not contain, from the catalog.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from equilibria.images import Framing
 CELEBA_PARTS = {"0": "train", "1": "validation", "2": "test"}
 FFHQ_FOLDERS = ("images1024x1024", "thumbnails128x128")
 FFHQ_TRAINING = 60_000
-"""The first 60,000 are to train on, as the authors recommend; the rest validate."""
+"""Number of training images, the first ones, as the authors recommend."""
 
 
 def load_class_folders(
@@ -34,30 +34,38 @@ def load_class_folders(
     names: dict[str, str] | None = None,
     about: dict[str, Any],
 ) -> DataSet:
-    """`train/` and `val/`, each with one folder a class: images of `size`, cut from the center.
+    """Load images from `train/` and `val/`, each with one folder per class.
 
-    Before that the shorter side is scaled to `resize`. A class is called what its folder is called,
-    or what `names` says.
+    Args:
+        folder: Folder of the data set.
+        size: Size of the crop from the center: a side, or height and width.
+        resize: Length to which the shorter side is scaled before the crop.
+        threads: Number of threads that decode images.
+        classes: Expected number of classes.
+        names: Class names by folder; by default the names of the folders.
+        about: Fields of the data set.
     """
     framing = Framing.make(size, resize)
-    found = [entry.name for entry in list_folders(folder / "train")]
-    if classes is not None and len(found) != classes:
-        raise incomplete(folder / "train", f"{len(found)} folders of classes, not {classes}")
+    folders = [entry.name for entry in list_folders(folder / "train")]
+    if classes is not None and len(folders) != classes:
+        raise incomplete(
+            folder / "train", f"has {len(folders)} folders of classes, expected {classes}"
+        )
 
     def read(part: Path) -> ImageFiles:
-        strange = {entry.name for entry in list_folders(part)} - set(found)
-        if strange:
+        unknown = {entry.name for entry in list_folders(part)} - set(folders)
+        if unknown:
             raise DataFileError(
-                part / min(strange),
-                "a class that the training part lacks",
+                part / min(unknown),
+                "there is no such class in the training part",
                 "sort the images into the folders of their classes, as in train/",
             )
         paths: list[str] = []
         labels: list[int] = []
-        for label, name in enumerate(found):
+        for label, name in enumerate(folders):
             images = list_images(part / name) if (part / name).is_dir() else []
             if not images:
-                raise incomplete(part / name, "no images of this class")
+                raise incomplete(part / name, "there are no images of this class")
             paths += map(str, images)
             labels += [label] * len(images)
         return ImageFiles(tuple(paths), torch.tensor(labels), framing, threads=threads)
@@ -65,7 +73,7 @@ def load_class_folders(
     return DataSet(
         train=read(folder / "train"),
         test=read(folder / "val"),
-        class_names=tuple((names or {}).get(entry, entry) for entry in found),
+        class_names=tuple((names or {}).get(entry, entry) for entry in folders),
         framing=framing,
         **about,
     )
@@ -78,7 +86,7 @@ def load_celeba(
     threads: int = READING_THREADS,
     about: dict[str, Any],
 ) -> DataSet:
-    """The aligned faces, in the parts of `list_eval_partition.txt`."""
+    """Load the aligned faces of CelebA in the parts of `list_eval_partition.txt`."""
     listing, images = folder / "list_eval_partition.txt", folder / "img_align_celeba"
     parts: dict[str, list[str]] = {part: [] for part in CELEBA_PARTS.values()}
     for number, line in enumerate(read_lines(listing), start=1):
@@ -86,10 +94,10 @@ def load_celeba(
         if not words:
             continue
         if len(words) != 2 or words[1] not in CELEBA_PARTS or Path(words[0]).name != words[0]:
-            raise DataFileError(listing, f"line {number} is not a file's name and 0, 1 or 2")
+            raise DataFileError(listing, f"line {number} must be a file name and 0, 1 or 2")
         parts[CELEBA_PARTS[words[1]]].append(os.path.join(images, words[0]))
     if not parts["train"] or not parts["test"]:
-        raise DataFileError(listing, "names no images to train on, or none to test on")
+        raise DataFileError(listing, "it lists no training images or no test images")
     return _unlabelled(parts, size, threads, about)
 
 
@@ -100,21 +108,23 @@ def load_ffhq(
     threads: int = READING_THREADS,
     about: dict[str, Any],
 ) -> DataSet:
-    """The faces of `images1024x1024/`, or else `thumbnails128x128/`; the last 10,000 to test on."""
-    held = next((folder / name for name in FFHQ_FOLDERS if (folder / name).is_dir()), None)
-    if held is None:
+    """Load FFHQ from `images1024x1024/` or `thumbnails128x128/`; the last 10,000 are for tests."""
+    images = next((folder / name for name in FFHQ_FOLDERS if (folder / name).is_dir()), None)
+    if images is None:
         raise MissingDataError(f"{folder} has neither {' nor '.join(FFHQ_FOLDERS)}")
-    paths = [path for piece in (held, *list_folders(held)) for path in list_images(piece)]
+    paths = [path for part in (images, *list_folders(images)) for path in list_images(part)]
     parts: dict[str, list[str]] = {"train": [], "test": []}
     for path in paths:
         if not path.stem.isdigit():
             raise DataFileError(
-                path, "not named by a number", "keep FFHQ's own names (00000.png …)"
+                path, "its name is not a number", "keep the original names (00000.png …)"
             )
         parts["train" if int(path.stem) < FFHQ_TRAINING else "test"].append(str(path))
     if not all(parts.values()):
         train, test = map(len, parts.values())
-        raise incomplete(held, f"{train} images below {FFHQ_TRAINING}, {test} from there on")
+        raise incomplete(
+            images, f"has {train} images below number {FFHQ_TRAINING} and {test} from there on"
+        )
     return _unlabelled(parts, size, threads, about)
 
 
@@ -144,30 +154,36 @@ def load_streets(
     values: Sequence[int],
     about: dict[str, Any],
 ) -> DataSet:
-    """Images with a map of labels each: CamVid, Cityscapes.
+    """Load images with label maps, such as CamVid and Cityscapes.
 
-    `images` is the pattern of the image files of a part, and `maps` says what to replace in an
-    image's path to get to its map. A pixel of the value `values[label]` has that label.
+    Args:
+        folder: Folder of the data set.
+        size: Size that images and maps are scaled and cropped to: a side, or height and width.
+        gray: Whether images have one channel instead of three.
+        threads: Number of threads that decode images.
+        parts: Name in the paths of each part of the data set.
+        images: Glob pattern of the image files, with the placeholder `{part}`.
+        maps: Replacements that turn the path of an image into that of its map.
+        values: `values[label]` is the value of pixels with this label in a map.
+        about: Fields of the data set.
     """
     framing = Framing.make(size)
     classes = torch.full((256,), about["ignore_index"])
     classes[list(values)] = torch.arange(len(values))
 
     def read(part: str) -> SegmentedFiles:
-        found = sorted(path for path in folder.glob(images.format(part=part)) if is_image(path))
-        if not found:
-            raise incomplete(folder / images.format(part=part), "no images there")
-        places = []
-        for path in found:
-            place = path.relative_to(folder).as_posix()
+        paths = sorted(path for path in folder.glob(images.format(part=part)) if is_image(path))
+        if not paths:
+            raise incomplete(folder / images.format(part=part), "there are no images")
+        map_paths = []
+        for path in paths:
+            name = path.relative_to(folder).as_posix()
             for old, new in maps.items():
-                place = place.replace(old.format(part=part), new.format(part=part))
-            if not (folder / place).is_file():
-                raise MissingDataError(
-                    f"{folder / place} is missing: every image needs its map of labels"
-                )
-            places.append(folder / place)
-        return SegmentedFiles(tuple(found), tuple(places), framing, classes, threads, gray)
+                name = name.replace(old.format(part=part), new.format(part=part))
+            if not (folder / name).is_file():
+                raise MissingDataError(f"{folder / name} is missing: every image needs a label map")
+            map_paths.append(folder / name)
+        return SegmentedFiles(tuple(paths), tuple(map_paths), framing, classes, threads, gray)
 
     read_parts: dict[str, Any] = {name: read(part) for name, part in parts.items()}
     return DataSet(framing=framing, **read_parts, **about)

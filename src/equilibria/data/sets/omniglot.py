@@ -1,9 +1,10 @@
-"""Omniglot: handwritten characters of many alphabets, twenty drawings each; and episodes of them.
+"""Omniglot: handwritten characters of many alphabets, twenty drawings each, and episodes of them.
 
-In a few-shot episode there are a few classes, some samples of each to learn from, others to be
-asked about: Vinyals et al., "Matching Networks for One Shot Learning", NeurIPS 2016.
+A few-shot episode has a few classes, with some samples of each to learn from (the support) and
+some to classify (the queries): Vinyals et al., "Matching Networks for One Shot Learning",
+NeurIPS 2016.
 
-`about` is what a data set's files do not say of it, from the catalog.
+The argument `about` has the fields of `DataSet` that the files do not contain, from the catalog.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ PARTS = (
     ("images_background", "images_evaluation"),
     ("images_background_small1", "images_background_small2"),
 )
-"""To train on and to test on: the whole, or the two small parts that the authors offer."""
+"""Folders of the training and the test part: all characters, or the published small parts."""
 TRAINING_DRAWINGS = 15
 UNSEEN_CHARACTER = 5
-"""Of every so many characters of an alphabet the last is left out with `subclasses="known"`."""
+"""With `subclasses="known"`, every fifth character of an alphabet is excluded."""
 TEST_SEED, VALIDATION_SEED = 1, 2
-"""Beside the seed of the training episodes: the same test for runs of every seed."""
+"""Fixed, so that every run has the same test episodes, whatever its seed."""
 QUARTER_TURNS = 4
 
 
@@ -50,40 +51,48 @@ def load_omniglot(
     threads: int = READING_THREADS,
     about: dict[str, Any],
 ) -> DataSet:
-    """Gray images, black on white, as on disk.
+    """Load Omniglot as gray images, black on white.
 
-    With `parting="characters"`, the way of few-shot learning, `test` has characters that `train`
-    has not; with "drawings" both have all characters, and the last five drawings of each test.
-    An alphabet that is in both parts (the small ones share two) counts as one to train on.
-    With `labels="alphabets"` the class of a drawing is its alphabet. `alphabets` names those to
-    read, by default all, in the order that their classes shall have. With alphabets as labels,
-    `subclasses="known"` leaves out every fifth character, and "unseen" has these alone: all of
-    their drawings, to test on.
+    Args:
+        folder: Folder of the data set.
+        parting: With "characters", as in few-shot learning, the test characters are not in the
+            training part. With "drawings" both parts have all characters, and the test part has the
+            last five drawings of each. An alphabet in both published parts (the small ones share
+            two) is one to train on.
+        labels: "characters", or "alphabets" for the alphabet of a drawing as its class.
+        alphabets: Alphabets to read, in the order of their classes; by default all.
+        subclasses: With alphabets as labels, "known" excludes every fifth character. "unseen" has
+            only these, with all their drawings in the test part.
+        size: Side that images are scaled to.
+        threads: Number of threads that decode images.
+        about: Fields of the data set.
     """
     if parting not in ("characters", "drawings"):
-        raise ValueError(f"parting must be 'characters' or 'drawings', not {parting!r}")
+        raise ValueError(f"parting must be 'characters' or 'drawings', got {parting!r}")
     if labels not in ("characters", "alphabets"):
-        raise ValueError(f"labels must be 'characters' or 'alphabets', not {labels!r}")
+        raise ValueError(f"labels must be 'characters' or 'alphabets', got {labels!r}")
     check_subclasses(subclasses, labels == "alphabets", "alphabets")
     names = next((pair for pair in PARTS if all((folder / name).is_dir() for name in pair)), None)
     if names is None:
         raise MissingDataError(
-            f"{folder} lacks a pair of parts, {' or '.join(' and '.join(pair) for pair in PARTS)}"
+            f"{folder} must contain {' or '.join(' and '.join(pair) for pair in PARTS)}: unpack "
+            "the whole data set there"
         )
     training, testing = (_characters(folder / name) for name in names)
-    fresh = {alphabet: drawn for alphabet, drawn in testing.items() if alphabet not in training}
-    characters = {**training, **fresh}
+    unseen = {alphabet: drawn for alphabet, drawn in testing.items() if alphabet not in training}
+    characters = {**training, **unseen}
     classes: dict[str, int] = {}
     train: list[tuple[Path, int]] = []
     test: list[tuple[Path, int]] = []
     for alphabet in alphabets or characters:
         if alphabet not in characters:
             known = ", ".join(characters)
-            raise ValueError(f"there is no alphabet {alphabet!r} here, only {known}")
-        for place, (character, drawings) in enumerate(characters[alphabet].items(), start=1):
+            raise ValueError(f"there is no alphabet {alphabet!r} in {folder}. Available: {known}")
+        for number, (character, drawings) in enumerate(characters[alphabet].items(), start=1):
             name = alphabet if labels == "alphabets" else f"{alphabet}/{character}"
             label = classes.setdefault(name, len(classes))
-            if subclasses != "all" and (place % UNSEEN_CHARACTER == 0) != (subclasses == "unseen"):
+            is_unseen = number % UNSEEN_CHARACTER == 0
+            if subclasses != "all" and is_unseen != (subclasses == "unseen"):
                 continue
             labelled = [(path, label) for path in drawings]
             if subclasses == "unseen":
@@ -93,8 +102,8 @@ def load_omniglot(
                 (train if alphabet in training else test).extend(labelled)
                 continue
             if len(drawings) <= TRAINING_DRAWINGS:
-                few = f"{len(drawings)} drawings, not more than {TRAINING_DRAWINGS}"
-                raise incomplete(drawings[0].parent, few)
+                problem = f"has {len(drawings)} drawings, expected more than {TRAINING_DRAWINGS}"
+                raise incomplete(drawings[0].parent, problem)
             train += labelled[:TRAINING_DRAWINGS]
             test += labelled[TRAINING_DRAWINGS:]
     framing = Framing.make(size)
@@ -110,31 +119,37 @@ def load_omniglot(
 
 
 def _characters(folder: Path) -> dict[str, dict[str, list[Path]]]:
-    """The drawings of every character of every alphabet."""
-    found = {
+    """Return the drawings of every character of every alphabet."""
+    alphabets = {
         alphabet.name: {kind.name: list_images(kind) for kind in list_folders(alphabet)}
         for alphabet in list_folders(folder)
     }
-    if not any(found.values()):
-        raise incomplete(folder, "no alphabets in it")
-    for alphabet, characters in found.items():
+    if not any(alphabets.values()):
+        raise incomplete(folder, "there are no alphabets in it")
+    for alphabet, characters in alphabets.items():
         for character, drawings in characters.items():
             if not drawings:
-                raise incomplete(folder / alphabet / character, "no drawings in it")
-    return found
+                raise incomplete(folder / alphabet / character, "there are no drawings in it")
+    return alphabets
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """Episodes drawn from classes of images; an episode is a sample of this source.
+    """Source of few-shot episodes; each sample is an episode.
 
-    Images have shape `(B, ways · (shots + queries), C, H, W)`: first `shots` images of each of
-    `ways` classes (the support), then `queries` others of each. Labels are 0 … ways − 1 in that
-    order within both parts, so that they tell where the support ends. Which class is called what is
-    chance. An episode depends on `seed` and its index alone.
+    Images have shape (B, ways · (shots + queries), C, H, W). The first `ways · shots` images are
+    the support, grouped by class; then follow the queries, grouped likewise. Labels are
+    0, …, ways − 1 in the order of the groups, and are assigned to the classes at random. An episode
+    depends only on `seed` and its index.
 
-    images: bytes, shape (classes, drawings, C, H, W).
-    rotations: every class also turned by 90°, 180° and 270°, as three more classes.
+    Args:
+        images: Images by class, shape (classes, drawings, C, H, W); floats in [0, 1], or bytes.
+        ways: Number of classes per episode.
+        shots: Number of support images per class.
+        queries: Number of query images per class.
+        episodes: Number of episodes.
+        seed: Seed of the episodes.
+        rotations: Whether each class rotated by 90°, 180° and 270° counts as three more classes.
 
     Examples:
         >>> images = torch.rand(6, 20, 1, 8, 8)  # 20 images of each of 6 classes
@@ -153,35 +168,43 @@ class Episodes:
 
     def __post_init__(self) -> None:
         if self.ways < 2:
-            raise ValueError(f"ways must be at least 2, not {self.ways}")
+            raise ValueError(f"ways must be at least 2, got {self.ways}")
         check_values(self, at_least_one=("shots", "queries", "episodes"))
         classes, drawings, _, height, width = self.images.shape
         if self.shots + self.queries > drawings:
             raise ValueError(
-                f"{self.shots} shots and {self.queries} queries are more than the {drawings} "
-                "samples of a class: lower one of them"
+                f"shots + queries must be at most {drawings}, the number of images per class, got "
+                f"{self.shots} + {self.queries}"
             )
         if self.ways > classes:
-            raise ValueError(f"there are {classes} classes, too few for ways={self.ways}")
+            raise ValueError(
+                f"ways must be at most {classes}, the number of classes, got {self.ways}"
+            )
         if self.rotations and height != width:
-            raise ValueError(f"rotations needs square images, not {height}×{width}")
+            raise ValueError(
+                f"rotations needs square images, got {height}×{width}: set rotations=False"
+            )
 
     @property
     def classes(self) -> int:
-        """How many classes episodes are drawn from, rotated ones included."""
+        """Number of classes to draw from, including rotated ones."""
         return len(self.images) * (QUARTER_TURNS if self.rotations else 1)
 
     @property
     def targets(self) -> Tensor:
-        """The labels of any episode."""
-        names = torch.arange(self.ways)
-        return torch.cat([names.repeat_interleave(n) for n in (self.shots, self.queries)])
+        """Labels of an episode, which are the same for all."""
+        labels = torch.arange(self.ways)
+        return torch.cat([labels.repeat_interleave(n) for n in (self.shots, self.queries)])
 
     def __len__(self) -> int:
         return self.episodes
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the images and targets of episodes by index."""
+        """Return the images and labels of episodes.
+
+        Args:
+            indices: Indices of the episodes, shape (B,).
+        """
         shape = (len(indices), len(self.targets), *self.images.shape[2:])
         images = torch.empty(shape, dtype=self.images.dtype)
         for row, index in enumerate(indices.tolist()):
@@ -189,13 +212,13 @@ class Episodes:
         return as_pixels(images), self.targets.repeat(len(indices), 1)
 
     def _episode(self, index: int) -> Tensor:
-        chance = np.random.default_rng((self.seed, index))
-        chosen = chance.choice(self.classes, self.ways, replace=False)
+        rng = np.random.default_rng((self.seed, index))
+        chosen = rng.choice(self.classes, self.ways, replace=False)
         support, query = [], []
         for kind in chosen.tolist():
             character, turns = kind % len(self.images), kind // len(self.images)
             drawings = self.images[character]
-            order = chance.permutation(len(drawings))[: self.shots + self.queries]
+            order = rng.permutation(len(drawings))[: self.shots + self.queries]
             drawn = torch.rot90(drawings[torch.from_numpy(order)], turns, dims=(-2, -1))
             support.append(drawn[: self.shots])
             query.append(drawn[self.shots :])
@@ -216,28 +239,38 @@ def load_omniglot_episodes(
     seed: int = 0,
     about: dict[str, Any],
 ) -> DataSet:
-    """Episodes of `ways` characters, `shots` drawings of each to learn from and `queries` others.
+    """Load few-shot episodes of Omniglot; ink is 1, paper 0.
 
-    Ink is 1, paper 0. `test` has characters that `train` has not (the two parts that the authors of
-    Omniglot made); with `validation_share` so many of the training characters are set aside for a
-    validation part, of `test_episodes` episodes too. With `rotations` a character turned by 90°,
-    180° or 270° is another class, in all parts, as in the literature. `seed` is that of the
-    training episodes; those of the other parts are always the same.
+    Training and test characters are those of the two published parts.
+
+    Args:
+        folder: Folder of the data set.
+        ways: Number of characters per episode.
+        shots: Number of support drawings per character.
+        queries: Number of query drawings per character.
+        episodes: Number of training episodes.
+        test_episodes: Number of test episodes, and of validation episodes.
+        validation_share: Share of the training characters that is held out for validation.
+        size: Side that images are scaled to.
+        rotations: Whether a character rotated by 90°, 180° or 270° is another class, in all parts,
+            as in the literature.
+        seed: Seed of the training episodes; the others are the same for all seeds.
+        about: Fields of the data set.
     """
     if not 0 <= validation_share < 1:
-        raise ValueError(f"validation_share must be in [0, 1), not {validation_share}")
+        raise ValueError(f"validation_share must be in [0, 1), got {validation_share}")
     data = load_omniglot(folder, size=size, about={"name": "omniglot"})
     training, testing = (_by_class(folder, part) for part in (data.train, data.test))
     drawn = Episodes(training, ways, shots, queries, episodes, seed, rotations)
     validation: Episodes | None = None
     if validation_share:
-        chance = torch.Generator().manual_seed(VALIDATION_SEED)
-        order = torch.randperm(len(training), generator=chance)
-        aside = round(validation_share * len(training))
+        generator = torch.Generator().manual_seed(VALIDATION_SEED)
+        order = torch.randperm(len(training), generator=generator)
+        count = round(validation_share * len(training))
         validation = replace(
-            drawn, images=training[order[:aside]], episodes=test_episodes, seed=VALIDATION_SEED
+            drawn, images=training[order[:count]], episodes=test_episodes, seed=VALIDATION_SEED
         )
-        drawn = replace(drawn, images=training[order[aside:]])
+        drawn = replace(drawn, images=training[order[count:]])
     return DataSet(
         train=drawn,
         test=replace(drawn, images=testing, episodes=test_episodes, seed=TEST_SEED),
@@ -249,13 +282,16 @@ def load_omniglot_episodes(
 
 
 def _by_class(folder: Path, source: Source) -> Tensor:
-    """All drawings, ink bright, as bytes of shape (classes, drawings, 1, size, size)."""
+    """Return all drawings with bright ink, bytes of shape (classes, drawings, 1, size, size)."""
     split = read_into_memory(source)
     counts = torch.bincount(split.labels.long())
     counts = counts[counts > 0]
     if int(counts.min()) != int(counts.max()):
-        found = f"{int(counts.min())} to {int(counts.max())} drawings"
-        raise incomplete(folder, f"characters with {found}, not all with the same number")
+        raise incomplete(
+            folder,
+            f"characters have {int(counts.min())} to {int(counts.max())} drawings, expected the "
+            "same number for all",
+        )
     order = split.labels.argsort(stable=True)
     drawings = int(BRIGHTEST) - split.images[order]
     return drawings.reshape(len(counts), -1, *drawings.shape[1:])

@@ -1,4 +1,4 @@
-"""Images of your own: a folder with one folder a class, or a table of files and their labels."""
+"""Images of the user: one folder per class, or a table of files and labels."""
 
 from __future__ import annotations
 
@@ -23,42 +23,56 @@ PARTS = {
     **dict.fromkeys(("val", "valid", "validation"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-"""What a part may be called."""
+"""Parts of a data set by the names of their folders."""
 COLUMNS = {
     "file": ("file", "filename", "file_name", "path", "filepath", "file_path", "image"),
     "label": ("label", "class", "category", "target"),
     "split": ("split", "part", "set", "subset"),
 }
-"""What the columns of a table may be called."""
+"""Accepted names of the columns of a table."""
 TEST_SHARE, TEST_SEED = 0.2, 20210325
-"""Of every class, where nobody said what to test on; the same images for all runs."""
-TABLES = (".csv", ".tsv")
+"""Share of every class that is held out if there is no test part; the same for all runs."""
+TABLE_SUFFIXES = (".csv", ".tsv")
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The images that a folder or a table names; nothing of them has been read."""
+    """List of the images in a folder or a table; the images have not been read.
+
+    Attributes:
+        paths: Image files.
+        labels: Class of each image, shape (images,).
+        class_names: Names of the classes.
+        parts: Part of each image: "train", "validation" or "test".
+        others: Number of files that are not images, by suffix.
+    """
 
     paths: tuple[str, ...]
     labels: Tensor
     class_names: tuple[str, ...]
     parts: tuple[str, ...]
-    """For each image "train", "validation" or "test"."""
     others: Counter[str]
-    """How many files were passed over, by how their names end."""
 
     def indices(self, part: str) -> Tensor:
-        """The images of a part."""
+        """Return the indices of the images of a part."""
         return torch.tensor([i for i, p in enumerate(self.parts) if p == part], dtype=torch.long)
 
     @property
     def held_out(self) -> str:
-        """The part to test on: "test", else "validation"; "" if there is neither."""
+        """Part to test on: "test" or else "validation"; an empty string if there is neither."""
         return next((part for part in ("test", "validation") if part in self.parts), "")
 
 
 def list_own_images(folder: Path, labels: str | None = None) -> Listing:
-    """The images of a folder, sorted into classes by folders, or by the table `labels` in it.
+    """List the images of a folder with their classes.
+
+    Args:
+        folder: Folder of images, with one folder per class.
+        labels: Table (CSV) in the folder that lists files and labels; the folders inside then do
+            not matter.
+
+    Raises:
+        DataFileError: If there are no images, fewer than two classes, or a file is missing.
 
     Examples:
         >>> from pathlib import Path
@@ -85,18 +99,29 @@ def load_own_images(
     test: float | None = None,
     threads: int = READING_THREADS,
 ) -> DataSet:
-    """Images of your own, brought to `size` as those of other data sets are.
+    """Load images of the user. Images that cannot be read are skipped with a warning.
 
-    What is called test is tested on, or else what is called validation; without either, the share
-    `test` of every class, always the same images. An image that cannot be read is left out.
-
-    labelled: False takes all images at any depth, as images without classes.
+    Args:
+        folder: Folder of images, with one folder per class. It may have parts above the classes,
+            such as `train/` and `test/`.
+        labels: Table (CSV) in the folder that lists files and labels.
+        labelled: False uses all images at any depth, without classes.
+        size: Size that images are scaled and cropped to: a side, or height and width.
+        resize: Length to which the shorter side is scaled before the crop.
+        gray: Whether images have one channel instead of three.
+        test: Share of every class that is held out for tests, the same images in every run. Only
+            for folders without a test or validation part.
+        threads: Number of threads that decode images.
     """
     if labels is not None and not labelled:
-        raise ValueError("a table of labels is for labelled images: remove one of both")
+        raise ValueError(
+            "data.options.labels cannot be used with labelled=false: remove one of the options"
+        )
     listing = list_own_images(folder, labels) if labelled else _list_unlabelled(folder)
     if test is not None and listing.held_out:
-        raise ValueError(f"{folder} says what to test on: remove data.options.test")
+        raise ValueError(
+            f"{folder} has a part {listing.held_out!r} to test on: remove data.options.test"
+        )
     framing = Framing.make(size, resize)
     images = ImageFiles(
         listing.paths, listing.labels, framing, gray, threads, skips_unreadable=True
@@ -121,7 +146,7 @@ def load_own_images(
 
 def _list_folder(folder: Path) -> Listing:
     others: Counter[str] = Counter()
-    found: list[tuple[str, str, str]] = []
+    entries: list[tuple[str, str, str]] = []
     inside = _visible(folder)
     parts = {entry: PARTS.get(entry.name.lower(), "") for entry in inside}
     in_parts = (
@@ -132,30 +157,30 @@ def _list_folder(folder: Path) -> Listing:
     if in_parts:
         for entry, part in parts.items():
             for kind in _visible(entry):
-                found += [(path, kind.name, part) for path in _images_below(kind, others)]
+                entries += [(path, kind.name, part) for path in _images_below(kind, others)]
     else:
         for kind in inside:
-            found += [(path, kind.name, "train") for path in _images_below(kind, others)]
-    if not found:
+            entries += [(path, kind.name, "train") for path in _images_below(kind, others)]
+    if not entries:
         raise DataFileError(
             folder,
             "no folder in it holds images",
-            "sort them into one folder a class, or name a table with the columns file and label",
+            "sort them into one folder per class, or pass a table with the columns file and label",
         )
-    return _listing(folder, found, others)
+    return _listing(folder, entries, others)
 
 
 def _list_unlabelled(folder: Path) -> Listing:
     others: Counter[str] = Counter()
     paths = tuple(_images_below(folder, others))
     if not paths:
-        raise DataFileError(folder, "there is no image in it", "name a folder of images")
+        raise DataFileError(folder, "there is no image in it", "pass a folder of images")
     labels = torch.zeros(len(paths), dtype=torch.long)
     return Listing(paths, labels, ("picture",), ("train",) * len(paths), others)
 
 
 def _visible(folder: Path) -> list[Path]:
-    """The folders in a folder, but hidden ones and what archives of a Mac bring along."""
+    """Return the folders in a folder, except hidden ones and metadata of archives from a Mac."""
     return [entry for entry in list_folders(folder) if not _is_hidden(entry.name)]
 
 
@@ -164,14 +189,14 @@ def _is_hidden(name: str) -> bool:
 
 
 def _images_below(folder: Path, others: Counter[str]) -> Iterable[str]:
-    """All images at any depth, by name; other files are counted."""
-    for place, folders, files in os.walk(folder):
+    """Yield the images at any depth, sorted by name, and count other files."""
+    for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not _is_hidden(name))
         for name in sorted(files):
             if _is_hidden(name):
                 continue
             if is_image(name):
-                yield os.path.join(place, name)
+                yield os.path.join(parent, name)
             else:
                 others[os.path.splitext(name)[1].lower() or name] += 1
 
@@ -183,76 +208,76 @@ def _list_table(table: Path) -> Listing:
     try:
         cells_of = list(csv.reader(lines, delimiter=separator, skipinitialspace=True))
     except csv.Error as error:
-        raise DataFileError(table, f"not a table ({error})", "write it as CSV") from None
+        raise DataFileError(table, f"not a table ({error})", "save it as CSV") from None
     rows = [
         (number, [cell.strip() for cell in cells])
         for number, cells in enumerate(cells_of, start=1)
         if any(cell.strip() for cell in cells)
     ]
-    places = {"file": 0, "label": 1}
+    positions = {"file": 0, "label": 1}
     if rows and not is_image(rows[0][1][0]):
         heading = [cell.lower() for cell in rows.pop(0)[1]]
         named = {
             column: next((heading.index(name) for name in names if name in heading), None)
             for column, names in COLUMNS.items()
         }
-        places |= {column: place for column, place in named.items() if place is not None}
-    found, missing = [], []
+        positions |= {column: index for column, index in named.items() if index is not None}
+    entries, missing = [], []
     for number, row in rows:
-        cells = {column: row[place] for column, place in places.items() if place < len(row)}
+        cells = {column: row[index] for column, index in positions.items() if index < len(row)}
         part = PARTS.get(cells.get("split", "").lower() or "train")
         if not cells.get("file") or not cells.get("label") or part is None:
             raise DataFileError(
                 table,
-                f"line {number} is not a file and a label"
-                + (f", and one of {', '.join(PARTS)}" if "split" in places else ""),
-                "give every line both",
+                f"line {number} must have a file and a label"
+                + (f", and one of {', '.join(PARTS)}" if "split" in positions else ""),
+                "complete the line",
             )
         path = str(table.parent / cells["file"])
-        found.append((path, cells["label"], part))
+        entries.append((path, cells["label"], part))
         if not os.path.isfile(path):
             missing.append(f"{cells['file']} (line {number})")
     if missing:
         more = f", and {len(missing) - 1} others" if len(missing) > 1 else ""
         raise DataFileError(
             table,
-            f"{missing[0]}{more} of {len(found)} files are not there",
-            f"paths count from {table.parent}: put the files there, or remove the lines",
+            f"{missing[0]}{more} of {len(entries)} files are missing",
+            f"paths are relative to {table.parent}: put the files there, or remove the lines",
         )
-    if not found:
-        raise DataFileError(table, "it names no images", "give every line a file and a label")
-    return _listing(table, found, Counter())
+    if not entries:
+        raise DataFileError(table, "it lists no images", "add lines with a file and a label")
+    return _listing(table, entries, Counter())
 
 
-def _listing(place: Path, found: list[tuple[str, str, str]], others: Counter[str]) -> Listing:
-    """Of (path, class, part) one an image."""
-    trained = {kind for _, kind, part in found if part == "train"}
-    strange = sorted({kind for _, kind, _ in found} - trained)
-    if strange:
+def _listing(place: Path, entries: list[tuple[str, str, str]], others: Counter[str]) -> Listing:
+    """Make the listing of entries (path, class, part)."""
+    trained = {kind for _, kind, part in entries if part == "train"}
+    untrained = sorted({kind for _, kind, _ in entries} - trained)
+    if untrained:
         raise DataFileError(
             place,
-            f"no image of the class {_text(strange[0])!r} is to train on",
-            "give every class images to train on",
+            f"the class {_text(untrained[0])!r} has no training images",
+            "add training images to every class",
         )
-    # Numbers in the order of numbers.
+    # Sort numbers by value: 2 before 10.
     is_numbered = all(kind.isdecimal() for kind in trained)
     kinds = sorted(trained, key=(lambda kind: (int(kind), kind)) if is_numbered else str)
     if len(kinds) < 2:
         raise DataFileError(
             place,
-            f"all images are of one class ({_text(kinds[0])})",
-            "there is nothing to tell apart: add a second class",
+            f"there is only one class ({_text(kinds[0])})",
+            "add a second class",
         )
     number = {kind: label for label, kind in enumerate(kinds)}
     return Listing(
-        paths=tuple(path for path, _, _ in found),
-        labels=torch.tensor([number[kind] for _, kind, _ in found]),
+        paths=tuple(path for path, _, _ in entries),
+        labels=torch.tensor([number[kind] for _, kind, _ in entries]),
         class_names=tuple(map(_text, kinds)),
-        parts=tuple(part for _, _, part in found),
+        parts=tuple(part for _, _, part in entries),
         others=others,
     )
 
 
 def _text(name: str) -> str:
-    """A name that may hold bytes which are no text."""
+    """Replace bytes that are not valid text in a name."""
     return name.encode(errors="surrogateescape").decode(errors="replace")

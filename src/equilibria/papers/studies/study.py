@@ -14,7 +14,7 @@ from typing import Any
 from equilibria.papers.report import provenance
 from equilibria.registry import nearest
 from equilibria.training.files import write_atomically
-from equilibria.training.recipe import explained, with_overrides
+from equilibria.training.recipe import validation_messages, with_overrides
 
 NEUTRAL_SETTINGS = ("root", "workers")
 """Settings that do not change the results; commands omit them."""
@@ -127,7 +127,7 @@ class Study:
         try:
             return TypeAdapter(self.settings).validate_python(given)
         except ValidationError as error:
-            raise ValueError(f"the study {self.id}: {explained(error)}") from None
+            raise ValueError(f"the study {self.id}: {validation_messages(error)}") from None
 
     def defaults(self) -> list[tuple[str, str]]:
         """Return the name and the default of every setting, as text."""

@@ -1,4 +1,4 @@
-"""A trained run on other data than its own."""
+"""Evaluation of a trained run on other data."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import equilibria as eq
 from equilibria.data import DataSet, DataSetCard, Split, load_digits, register_dataset
 from equilibria.data import registry as internals
 from equilibria.registry import Registry
-from equilibria.training.elsewhere import on_other_data
 from equilibria.training.experiment import trained_model
+from equilibria.training.other_data import on_other_data
 from tests.program import invoke
 
 RECIPE = """
@@ -29,8 +29,8 @@ threads: 1
 
 
 @pytest.fixture(scope="module", autouse=True)
-def relatives() -> Iterator[None]:
-    """Digits in color and twice as large, with a class too many, with other names, with none."""
+def variants() -> Iterator[None]:
+    """Register variants of the digits: RGB, larger, one more class, other names, unlabelled."""
     digits = load_digits()
     assert isinstance(digits.test, Split)
     large = F.interpolate(digits.test.images, scale_factor=2.0, mode="nearest")
@@ -59,44 +59,44 @@ def relatives() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("elsewhere")
+    folder = tmp_path_factory.mktemp("other-data")
     (folder / "recipe.yaml").write_text(RECIPE)
     result = invoke("train", folder / "recipe.yaml", "--output", folder / "run")
     assert result.exit_code == 0, result.output
     return folder / "run"
 
 
-def told(run: Path, *arguments: object) -> dict[str, float]:
+def evaluated(run: Path, *arguments: object) -> dict[str, float]:
     result = invoke("evaluate", run, *arguments, "--json")
     assert result.exit_code == 0, result.output
-    found: dict[str, float] = json.loads(result.stdout)
-    return found
+    figures: dict[str, float] = json.loads(result.stdout)
+    return figures
 
 
-def test_its_own_data_by_name_give_the_same(run: Path) -> None:
-    own, named = told(run), told(run, "--data", "digits")
-    assert own == named
-    assert own["accuracy"] > 0.5
+def test_naming_the_data_of_the_run_gives_the_same_result(run: Path) -> None:
+    default, named = evaluated(run), evaluated(run, "--data", "digits")
+    assert default == named
+    assert default["accuracy"] > 0.5
 
 
-def test_corrupted_digits_are_harder(run: Path) -> None:
-    clean = told(run)["accuracy"]
+def test_corrupted_digits_have_a_lower_accuracy(run: Path) -> None:
+    clean = evaluated(run)["accuracy"]
     options = ("--data", "digits", "corrupted=gaussian_noise:1", "test_samples=200")
-    mild = told(run, *options)
+    mild = evaluated(run, *options)
     assert mild["samples"] == 200
-    hard = told(run, "--data", "digits", "corrupted=contrast:5")
+    hard = evaluated(run, "--data", "digits", "corrupted=contrast:5")
     assert hard["accuracy"] < clean - 0.2
-    of_python = eq.evaluate(run, "digits", corrupted="contrast:5")
-    assert of_python.accuracy == hard["accuracy"]
+    in_python = eq.evaluate(run, "digits", corrupted="contrast:5")
+    assert in_python.accuracy == hard["accuracy"]
     assert hard["data"] == "digits (corrupted here: contrast:5)"
 
 
-def test_images_are_framed_as_the_run_frames_them(run: Path) -> None:
-    """In three colors they are made gray again, and those of twice the size are scaled."""
-    colored = told(run, "--data", "digits-colored")
-    assert colored["accuracy"] == pytest.approx(told(run)["accuracy"], abs=0.01)
+def test_images_are_converted_to_the_size_and_channels_of_the_run(run: Path) -> None:
+    """RGB images are converted to gray, and larger images are scaled."""
+    colored = evaluated(run, "--data", "digits-colored")
+    assert colored["accuracy"] == pytest.approx(evaluated(run)["accuracy"], abs=0.01)
     assert eq.evaluate(eq.load(run), "digits-colored").accuracy == colored["accuracy"]
-    assert told(run, "--data", "digits-large")["samples"] == len(load_digits().test)
+    assert evaluated(run, "--data", "digits-large")["samples"] == len(load_digits().test)
     large = eq.data.load_dataset("digits-large")
     framed = on_other_data(trained_model(run), large).test
     images, labels = framed.fetch(torch.arange(5))
@@ -106,10 +106,10 @@ def test_images_are_framed_as_the_run_frames_them(run: Path) -> None:
     assert (images - originals).abs().mean() < 0.1
 
 
-def test_what_does_not_fit_is_one_sentence(run: Path) -> None:
+def test_data_that_do_not_fit_raise(run: Path) -> None:
     for name, message in {
-        "digits-eleven": "has 11 classes, but the run knows 10",
-        "digits-unlabelled": "of the kind 'unlabelled', but the run's own is one of",
+        "digits-eleven": "has 11 classes, but the run has 10",
+        "digits-unlabelled": "of kind 'unlabelled', but the run was trained on kind",
         "digitz": "digitz",
     }.items():
         result = invoke("evaluate", run, "--data", name)
@@ -123,11 +123,11 @@ def test_what_does_not_fit_is_one_sentence(run: Path) -> None:
     wrong = invoke("evaluate", run, "--data", "digits", "severity=3")
     assert wrong.exit_code == 2
     assert "severity" in wrong.output
-    with pytest.raises(TypeError, match="options are those of a data set that is named"):
+    with pytest.raises(TypeError, match="options are for data given by name"):
         eq.evaluate(run, load_digits(), corrupted="fog")
 
 
-def test_classes_of_other_names_are_compared_by_their_order(run: Path) -> None:
+def test_classes_with_other_names_are_matched_by_order(run: Path) -> None:
     result = invoke("evaluate", run, "--data", "digits-renamed")
     assert result.exit_code == 0, result.output
     assert "matched by order" in result.output
