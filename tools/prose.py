@@ -32,9 +32,6 @@ MIN_LENGTH = 16
 MOST_ACCEPTED = 25
 """Largest number of entries in `ACCEPTED`."""
 
-ALLOWED = 1599
-"""Number of places that are allowed. It may only fall; the aim is 0."""
-
 
 @dataclass(frozen=True)
 class Phrase:
@@ -182,7 +179,11 @@ NAMES = {
 }
 """Names of variables, parameters, and functions to avoid, and what to write instead."""
 
-ACCEPTED: tuple[Accepted, ...] = ()
+ACCEPTED: tuple[Accepted, ...] = (
+    Accepted(
+        "src/equilibria/report/explanation.py", "`rival`", "a public field, and a key in JSON files"
+    ),
+)
 """Places that match and are good as they are, at most `MOST_ACCEPTED`."""
 
 _CONTAINERS = ("set", "dict", "list", "Counter")
@@ -237,7 +238,7 @@ def files(paths: Sequence[Path]) -> list[Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the places, and return 1 if there are more than allowed."""
+    """Print the places that are not accepted, and return 1 if there are any."""
     parser = argparse.ArgumentParser(prog="python -m tools.prose", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("paths", nargs="*", type=Path, help="files or folders; default: all")
@@ -252,14 +253,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     remaining = rejected(places)
     # A part of the repository says nothing about entries for other parts.
     errors = [] if options.paths else table_errors(places)
-    allowed = 0 if options.paths else ALLOWED
     advice = {phrase.name: phrase.advice for phrase in PHRASES} | NAMES
-    if len(remaining) > allowed or options.paths:
+    if remaining:
         for name, count in Counter(place.phrase for place in remaining).most_common():
             print(f"{count:6d}  {name}: {advice[name]}")
         print(*remaining[: options.most], sep="\n")
-    print(*errors, f"{len(remaining)} places; {allowed} are allowed", sep="\n")
-    return int(bool(errors) or len(remaining) > allowed)
+    print(*errors, f"{len(remaining)} places", sep="\n")
+    return int(bool(errors or remaining))
 
 
 def _covers(entry: Accepted, place: Place) -> bool:

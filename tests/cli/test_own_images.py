@@ -79,10 +79,10 @@ def test_a_test_image_that_cannot_be_read_is_reported_once_and_ends_no_report(
         path = Path(files.paths[index])
         path.write_text("no image")
     run = tmp_path / "run"
-    with pytest.warns(UnreadableImageWarning) as told:
+    with pytest.warns(UnreadableImageWarning) as caught:
         result = invoke("train", folder, *SHORT, "--output", run, "--report")
     assert result.exit_code == 0, result.output
-    messages = [str(warning.message) for warning in told]
+    messages = [str(warning.message) for warning in caught]
     assert len(messages) == len(set(messages)) == len(indices) == 3
     assert not any("report" in message for message in messages)
     assert (run / "report.html").is_file()
