@@ -10,15 +10,16 @@ class k over class j is read along the direction g = row_k − row_j. Every boun
 then ‖T(y) − y*‖ ≤ (q‖T(y) − y‖ + δ)/(1 − q) (Banach). The margin is off by at most ‖g‖ times that.
 If ⟨g, T⟩ is known to be λ-Lipschitz, it is also off by at most λ(‖T(y) − y‖ + δ)/(1 − q) + ‖g‖δ.
 
-**By convexity.** The hidden objective G is m-strongly convex, m = 1 − h with −∇²E ≼ h < 1. For a
-subgradient p ∈ ∂G(y), the point y is the exact equilibrium of an input that is off by p, so that
-‖y − y*‖ ≤ ‖p‖/m. Along g more is known. An equilibrium y = σ(Hy + c) with 0 ≤ σ′ ≤ 1 moves with c
-by dy = X_D dc, where D = σ′ and
+**By convexity.** The hidden objective G is m-strongly convex, m = 1 − h with −∇²E ≼ h < 1. Let E be
+quadratic, −∇E(y) = Hy + c, where c = U S(x) + b depends on the image x (H = WWᵀ in OptEq), and let
+p ∈ ∂G(y). Then y is the exact equilibrium for c + p in the place of c, so that ‖y − y*‖ ≤ ‖p‖/m.
+Along g more is known. An equilibrium y = σ(Hy + c) with 0 ≤ σ′ ≤ 1 moves with c by dy = X_D dc,
+where D = σ′ and
 
     X_D = D^½(I − D^½HD^½)⁻¹D^½ = (D⁻¹ − H)⁻¹,    0 ≼ X_D ≼ X_P for all D ≤ P,
 
-because (D⁻¹ − H)⁻¹ grows with D. Hence |gᵀX_D c| ≤ √(gᵀX_P g)·√(cᵀX_P c) for any g, with
-cᵀX_P c ≤ ‖c‖²/(1 − h), and the margin is off by at most √(gᵀXg)·‖p‖/√(1 − h), X = (I − H)⁻¹. The
+because (D⁻¹ − H)⁻¹ grows with D. Hence |gᵀX_D dc| ≤ √(gᵀX_P g)·√(dcᵀX_P dc) for any g, with
+dcᵀX_P dc ≤ ‖dc‖²/(1 − h), and the margin is off by at most √(gᵀXg)·‖p‖/√(1 − h), X = (I − H)⁻¹. The
 equilibrium is Lipschitz in c, hence differentiable almost everywhere along a segment, and these
 bounds hold for its whole length.
 """
@@ -138,7 +139,9 @@ class Margins:
         return ((self.margin > self.error) | self.is_own).all(dim=1)
 
     def radius(self, steepness: Tensor) -> Tensor:
-        """Return how far the image can move before a margin may vanish; 0 if none is certain.
+        """Return how far the image can move before any margin may vanish.
+
+        It is 0 if some margin does not exceed its error.
 
         Args:
             steepness: Lipschitz constant of each margin in the image, (samples, classes).

@@ -8,14 +8,14 @@ The image enters through the stem S, of Lipschitz constant Λ (`stem.py`), and t
 margin, read along g, moves with the image by gᵀX_D U dS(x) (`margins.py`, which defines X). Three
 bounds of that, each sharper than the one before:
 
-- global: ‖g‖‖U‖Λ/(1 − q), a product of norms (at most the equilibrium's own √q/(1 − q)·‖U‖Λ times
-  the norm of the head, because g = Wv and ‖g‖ ≤ √q‖v‖).
+- global: ‖g‖‖U‖Λ/(1 − q), a product of norms. With OptEq's feature z = Wᵀy and the rows v of the
+  head, g = Wv and ‖g‖ ≤ ‖W‖‖v‖ = √q‖v‖.
 - weighted: ½‖(US)ᵀXg‖ + ½√(gᵀXg)·‖U‖Λ/√(1 − h), X = (I − H)⁻¹. It holds for every activation
   pattern, because 0 ≼ X_D ≼ X. Where the curvature is not constant (GEQ), X ≼ 1/(1 − h) takes the
-  place of X, with h = 2e^{−3/2}(‖W‖‖W_h‖)² rather than q. For a Deep OptEq the weighted bound uses
-  the Lipschitz constant of the last layer along g.
-- pattern: units whose sign cannot change within r leave the product. Those that stay on have D = 1,
-  those that stay off D = 0. With the masks O of the units that are on, and P of those that may be,
+  place of X, with h = 2e^{−3/2}(‖W‖‖W_h‖)² rather than q, W_h the filter of GEQ's patches. For a
+  Deep OptEq the weighted bound uses the Lipschitz constant of the last layer along g.
+- pattern, for ReLU: units whose sign cannot change within r have a known entry of D, 1 if they stay
+  on and 0 if they stay off. With the masks O of the units that are on, and P of those that may be,
   L(r) = ‖(US)ᵀ½(X_O + X_P)g‖ + ½√(gᵀ(X_P − X_O)g)·‖U‖Λ/√(1 − h), because X_D − ½(X_O + X_P) lies
   between ∓½(X_P − X_O) for O ≤ D ≤ P. Within r a pre-activation moves by at most
   rΛ(‖u_i‖ + ‖w_i‖√h/(1 − h)·‖U‖), because it is c_i + w_iᵀWᵀy with ‖WᵀX_D‖ ≤ √h/(1 − h). L grows

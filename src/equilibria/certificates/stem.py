@@ -299,7 +299,7 @@ class ImagePath:
     model: EquilibriumModel
     """The model in float64."""
     energy: Energy
-    """The hidden objective, whose descent at any state contains U."""
+    """The energy E. Its descent −∇E(y; x) is affine in x, with the linear part U."""
     like: State
     """A state of the objective; only its shape counts."""
     image_shape: Shape

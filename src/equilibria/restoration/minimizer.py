@@ -4,7 +4,8 @@
 
 Here ν is the noise of x, σ the noise level of the prior, λ its strength, and the eigenvalues of
 ∇²R_σ are at least −`concavity` > −1. If A is the identity, the objective is strongly convex and y*
-is unique. If A loses information, `RestoredPhotos` bounds the improvement by a nearby image.
+is unique. If A loses information, y* need not be unique, and no distance to it is proven;
+`RestoredPhotos` then bounds how much lower the objective of any picture within one gray level is.
 """
 
 from __future__ import annotations
@@ -251,7 +252,8 @@ class PhotoMinimizer(nn.Module):
             measured: Measured values x, shape (B, 1 or 3, H, W) for pictures.
             measurement: Measurement operator A; by default the identity.
             start: Start of the solve; by default the operator's first guess.
-            solver: Solver; by default an accelerated method that stops at `accuracy`.
+            solver: Solver; by default Anderson's method, until the error bound is below `accuracy`
+                or, where there is no bound, until the gradient is small.
             trace: Record the objective of every iteration.
             observe: Called after every iteration.
 
@@ -281,9 +283,9 @@ class PhotoMinimizer(nn.Module):
     ) -> RestoredPhotos:
         """Compute the minimizer of a large picture, starting from those of overlapping tiles.
 
-        The tiles fade into each other. The gradient of the objective of the whole picture bounds
-        the distance to its minimizer; if the bound exceeds the accuracy, a solve of the whole
-        picture follows, with a solver that keeps two pictures in memory instead of sixteen.
+        The tiles fade into each other. A solve of the whole picture starts from the result, with a
+        solver that stores 2 pictures instead of 16 to 20. It takes one evaluation if its stopping
+        rule is met at the start.
 
         Args:
             problem: The problem of the whole picture.

@@ -38,9 +38,10 @@ DISCREPANCY_SIDE = 192
 
 @dataclass(frozen=True)
 class PhotoRestorer(Restorer):
-    """Restorer of photographs of any size, which minimizes ½‖Ay − x‖² + λR(y).
+    """Restorer of photographs of any size, by a learned prior R of pictures.
 
-    See `minimizer.py` for the objective.
+    It minimizes (w/2)‖Ay − x‖² + R_σ(y), where x was measured of y by A with noise ν, and
+    w = (σ/ν)²/λ (`minimizer.py`). For denoising σ = λν and w = 1.
 
     Args:
         prior: R; by default the learned prior of the package.
@@ -48,8 +49,9 @@ class PhotoRestorer(Restorer):
             the picture, which keeps the objective convex; by default 1. For other damage the
             default is the λ at which the misfit equals the norm of the noise (Morozov's discrepancy
             principle).
-        accuracy: Root mean square distance to the exact minimizer at which a solve stops; a
-            fraction of the pixel range. If nothing is proven, an equivalent gradient norm.
+        accuracy: Root mean square distance to the exact minimizer at which a solve stops, as a
+            fraction of the pixel range, where that minimizer is proven to be unique (denoising).
+            Elsewhere a solve stops at a root mean square gradient of 0.01 σ.
         level: Smallest noise level σ of the prior for damage other than noise.
         tile: Side in pixels of the tiles of large pictures.
         trace: Record the objective of every iteration.
@@ -134,6 +136,7 @@ class PhotoRestorer(Restorer):
                     f"strength must be at most {1 / noise:g}, so that strength times a noise of "
                     f"{noise:g} stays within the pixel range, got {strength:g}"
                 )
+            # With σ = λν as the noise of the minimizer, too, w = 1.
             return PhotoMinimizer(self._prior, level, accuracy=self.accuracy)
         return PhotoMinimizer(
             self._prior,

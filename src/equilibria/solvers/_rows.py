@@ -185,6 +185,8 @@ class Rows:
         if not (self.is_cheap and torch.equal(going, self.running)):
             ended = self.running & ~going
             self._end(ended)
+            # Without `must_fall`, a row ends by divergence or at its goal; the second line corrects
+            # the status of the latter. A row that merely did not fall stays OUT_OF_ITERATIONS.
             self._set_status(ended & ~bounded if must_fall else ended, Status.DIVERGED)
             self._set_status(ended & bounded & reached, Status.CONVERGED)
             self.running, self.is_count_current = going, False
@@ -204,7 +206,10 @@ class Rows:
         self.running_count, self.is_count_current = int(self.running.sum()), True
 
     def give_up_stalled(self, tolerance: float, periods: float) -> None:
-        """Finish the rows whose best residual has fallen too little since the last call.
+        """Finish the rows whose best residual r has fallen too little since the last call.
+
+        A row goes on if r ≤ r_last·min(0.9, (tolerance/r)^{1/(2·periods)}). The status of the other
+        rows remains OUT_OF_ITERATIONS.
 
         Args:
             tolerance: Relative residual to reach.

@@ -50,14 +50,17 @@ class Solver(Method, Generic[M]):
 
     Args:
         tolerance: Relative residual ‖T(y) − y‖/‖T(y)‖ at which a sample has converged.
-        max_iterations: Largest number of evaluations of the map per sample.
+        max_iterations: Largest number of iterations per sample, with one evaluation of the map
+            each. Iterations in which the cell refreshes its context (`warm_up`) come on top.
         stop: Stopping criterion that replaces the tolerance.
         check_minimum: If the hidden objective is not known to be convex, test with a few Hessian
             products whether each converged sample is a minimum, and descend if it is not. Without
             the test such a sample has `Status.STATIONARY`.
         patience: Every `patience` iterations, give up samples whose residual has fallen too little
-            to reach the tolerance in time. Before the first of these checks, give up samples whose
-            residual does not fall in every step: the map does not contract. None never gives up.
+            to reach the tolerance in time. Before the first of these checks, also give up samples
+            whose residual does not fall: in the second iteration, which evaluates a plain step, and
+            in each iteration if the solver is `steady`. The map does not contract
+            there. Their status is OUT_OF_ITERATIONS. None never gives up.
         check_every: Number of iterations between two host synchronizations, which count the
             running samples. The results do not depend on it, but finished samples are evaluated
             until the next synchronization. Values above 1 help where reading stalls the device.
@@ -101,9 +104,9 @@ class Solver(Method, Generic[M]):
 
     @property
     def steady(self) -> bool:
-        """Whether the residual falls in every step if the map contracts, to first order.
+        """Whether ‖T(y) − y‖ falls in every step of a contracting map, up to second-order terms.
 
-        True for plain steps, and for the image of the mixture with the smallest residual.
+        False for steps that extrapolate, such as those of `Accelerated`.
         """
         return True
 
