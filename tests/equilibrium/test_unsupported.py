@@ -100,7 +100,7 @@ def test_vmap_raises(rule: str) -> None:
 
 
 def test_vectorized_backward_passes_raise() -> None:
-    with pytest.raises(NotImplementedError, match="leave out vectorize=True"):
+    with pytest.raises(NotImplementedError, match="remove vectorize=True"):
         torch.autograd.functional.jacobian(layer("implicit"), X, vectorize=True)
     plain = torch.autograd.functional.jacobian(layer("implicit"), X)
     assert plain.shape == (3, 4, 3, 4)

@@ -130,5 +130,5 @@ def test_a_segmentation_model_predicts_a_class_per_pixel() -> None:
     assert isinstance(results, ClassMap)
     assert results.classes.shape == (32, 48)
     assert model.training
-    with pytest.raises(ValueError, match="no labelled pixel"):
+    with pytest.raises(ValueError, match="at least one labelled pixel, got none"):
         evaluate(model, [], task=Segmentation())
