@@ -359,7 +359,8 @@ def test_gamma_options() -> None:
     assert isinstance(kernel_scale(3), FixedScale)
     for scale in (FixedScale(1.0), RunningScale(0.5)):
         assert kernel_scale(scale) is scale
-    with pytest.raises(ValueError, match="gamma must be one of a number, running, per-sample, paper, got 'runing'"):
+    choices = "a number, running, per-sample, paper"
+    with pytest.raises(ValueError, match=f"gamma must be one of {choices}, got 'runing'"):
         kernel_scale("runing")
     for invalid in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="gamma must be positive"):

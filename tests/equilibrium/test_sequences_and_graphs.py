@@ -180,7 +180,8 @@ def test_inputs_can_be_integer_edge_lists() -> None:
 
 def test_errors_name_a_missing_batch_dimension() -> None:
     layer = eq.EquilibriumLayer(nodes())
-    with pytest.raises(ValueError, match=r"\(B, 6, 3\) .*single graph, pass x\[None\]\), got \(B, 3\)"):
+    message = r"\(B, 6, 3\) .*single graph, pass x\[None\]\), got \(B, 3\)"
+    with pytest.raises(ValueError, match=message):
         layer(torch.zeros(6, 2))
     assert layer(torch.zeros(1, 6, 2)).shape == (1, 6, 3)
 
