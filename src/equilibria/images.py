@@ -107,7 +107,8 @@ class Framing:
     def needed(self, image: Image) -> tuple[int, int]:
         """Return the width and height at which to decode an image: twice the final resolution.
 
-        At most the size of the image. The result holds for every EXIF orientation.
+        At most the size of the image. It is large enough for both orientations, because the image
+        is decoded before its EXIF orientation is applied.
         """
         if self.size is None:
             return image.size

@@ -178,15 +178,19 @@ class ClassDifferences:
 
 
 class ClassPairs:
-    """The `ClassDifferences` of all pairs of classes, which depend on parameters only.
+    """Cache of the `ClassDifferences` of every class, computed when the class first occurs.
 
-    The differences of a class are computed when it first occurs, and cached.
+    They depend on the parameters only. Notation: w_k is the row of class k in the linear readout,
+    X the resolvent (I − H)⁻¹ of the layer (`resolvent.py`), U its input operator, and S the linear
+    stem before it.
 
     Args:
-        rows: The readout, one row per class, in float64.
-        resolved: Xw for every row w, or None if X is not known.
-        pulled: (US)ᵀu for every u ≈ Xw, or None if it is not known.
-        length: Length of pulled rows, in the norm that is dual to that of the image.
+        rows: The readout w, one row per class, in float64.
+        resolved: Approximate solutions u_k ≈ X w_k, or None if X is not known.
+        pulled: Gradients (US)ᵀu_k with respect to the image, one row per class; None if the model
+            has no linear stem.
+        length: Norm of such gradients, dual to the norm in which images are perturbed (L1 for
+            L∞ perturbations).
     """
 
     def __init__(

@@ -106,7 +106,14 @@ def _conjugate_gradients(product: LinearMap, rows: Tensor, start: Tensor | None 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Solutions u ≈ Xg with the residuals e = g − X⁻¹u, for rows g."""
+    """Approximate solutions u ≈ Xg of (I − H)u = g, X = (I − H)⁻¹, with their residuals.
+
+    Attributes:
+        rows: Right-hand sides g, shape (rows, units).
+        solution: u.
+        residual: e = g − X⁻¹u.
+        convexity: Lower bound 1 − h > 0 on the eigenvalues of X⁻¹.
+    """
 
     rows: Tensor
     solution: Tensor
@@ -129,7 +136,7 @@ class Resolved:
         return low, low + self.residual.square().sum(dim=-1) / self.convexity
 
     def error(self) -> Tensor:
-        """Bound ‖u − Xg‖ from above."""
+        """Return upper bounds ‖e‖/(1 − h) on the errors ‖u − Xg‖, one per row."""
         norms: Tensor = torch.linalg.vector_norm(self.residual, dim=-1)
         return norms / self.convexity
 

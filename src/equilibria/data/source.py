@@ -208,7 +208,16 @@ class DataSet:
 
 
 def check_subclasses(subclasses: str, labels_are_groups: bool, groups: str) -> None:
-    """Check the option `subclasses` of a data set whose classes form groups."""
+    """Check the option `subclasses` of a data set whose classes form groups, such as CIFAR-100.
+
+    Args:
+        subclasses: "all", or the part of each group to load: "known" or "unseen" classes.
+        labels_are_groups: Whether the labels are the groups instead of the classes.
+        groups: Value of the option `labels` that selects the groups, for the error message.
+
+    Raises:
+        ValueError: If `subclasses` is unknown, or selects a part while the labels are classes.
+    """
     if subclasses not in ("all", "known", "unseen"):
         raise ValueError(f"subclasses must be 'all', 'known' or 'unseen', got {subclasses!r}")
     if subclasses != "all" and not labels_are_groups:

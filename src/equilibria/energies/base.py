@@ -89,7 +89,14 @@ class Energy(nn.Module):
         return unflatten_state(state, (-gradient for gradient in gradients))
 
     def initial_state(self, context: Context) -> State | None:
-        """Return a state of zeros, or None if the term does not define the shape of the state."""
+        """Return the state y = 0, which defines the shape of the state; None leaves that open.
+
+        A sum of terms uses the shape that one of its terms defines. If none does, the state has
+        the shape of the input.
+
+        Args:
+            context: Result of `inject`.
+        """
         return None
 
     # The rest is optional; the table above lists the defaults.

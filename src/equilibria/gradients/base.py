@@ -48,7 +48,7 @@ class Linearization(NamedTuple):
 
 
 class Map(Protocol):
-    """The part of a cell that gradient rules use."""
+    """The members of a cell (`equilibrium.Cell`) that gradient rules such as `Implicit` use."""
 
     symmetry: Symmetry
 

@@ -49,7 +49,11 @@ class StepRecipe:
         return [*states, *self.context.is_per_sample(), *parameters]
 
     def linearize(self, tensors: Sequence[Tensor]) -> Linearization:
-        """Return T(y; θ) and S, evaluated at the saved tensors."""
+        """Evaluate the step T(y; θ) and the symmetry weight S (see `Linearization`).
+
+        Args:
+            tensors: The saved tensors: equilibrium y, tensors of the context, parameters θ.
+        """
         count = self.state_count + len(self.context.tensors())
         context = self.context.replace(tensors[self.state_count : count])
         parameters = dict(zip(self.parameter_names, tensors[count:], strict=True))
@@ -126,7 +130,16 @@ class LocalStep:
         return self._pack(gradients)
 
     def product(self, flat: Tensor) -> Tensor:
-        """Return Jv, packed: the derivative of the linear map u ↦ Jᵀu."""
+        """Return the Jacobian-vector product Jv, J the Jacobian of the step at the equilibrium.
+
+        It is computed by reverse mode only, as the derivative of the linear map u ↦ Jᵀu.
+
+        Args:
+            flat: The vector v, a state packed into one buffer, shape (problems, size).
+
+        Returns:
+            Jv, packed in the same way.
+        """
         with torch.enable_grad():
             probe = [torch.zeros_like(output, requires_grad=True) for output in self.outputs]
             images = torch.autograd.grad(

@@ -12,7 +12,7 @@ from equilibria.solvers.convergence import relative_residual
 
 @dataclass(frozen=True)
 class Groups:
-    """The samples of each problem: one per problem, or several that share an x.
+    """Assignment of samples to problems: one sample per problem, or several that share one input x.
 
     Rows of samples become rows of problems by concatenating the samples of a group. Shorter groups
     are padded with zeros.
@@ -79,7 +79,11 @@ class Groups:
         return residual.nan_to_num(nan=torch.inf)
 
     def norm(self, rows: Tensor) -> Tensor:
-        """Return the 2-norm of all samples of each problem."""
+        """Return one norm per problem: the 2-norm over all samples that share its x.
+
+        Args:
+            rows: One row per sample, shape (samples, N).
+        """
         return self.sum(rows.square().sum(dim=1)).sqrt()
 
     def largest(self, values: Tensor) -> Tensor:

@@ -63,8 +63,10 @@ class Row:
         missing: Why a setting has no recipe.
         measures: Measures of this row that differ from those of the columns, by title of the
             column. Rows that share a recipe can measure different quantities.
-        settings: What the paper sets, by keys of the full recipe, patterns of them or other names:
-            for the file, the model, the table, the run and the row. Later ones take precedence.
+        settings: Settings that the paper states, in five layers: of the file, the model, the
+            table, the run and the row. Later layers override earlier ones. The keys of a layer are
+            recipe keys ("training.epochs"), patterns of recipe keys ("training.*"), or free names
+            for what no recipe key describes.
 
     Examples:
         >>> row = eq.papers.find_table("opteq-t3").rows[0]

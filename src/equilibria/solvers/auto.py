@@ -46,7 +46,9 @@ MIN_DESCENT_ITERATIONS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(Anderson):
-    """Automatic choice of the solver from the properties that the cell declares.
+    """Automatic choice of the solver from the declared properties of the map.
+
+    A layer defined by an energy has a hidden objective, which its output minimizes.
 
     | property of the map | solver |
     |---|---|
@@ -63,8 +65,8 @@ class Auto(Anderson):
     cost many times `max_iterations`. Descent needs `max_iterations >= 50`.
 
     Args:
-        memory, ridge, cap, damping, restart_growth: See `Anderson`; `damping` other than 1 keeps
-            its step size.
+        memory, ridge, cap, damping, restart_growth: See `Anderson`. With a `damping` other than 1,
+            monotone maps use it in place of the longer steps.
         tolerance, max_iterations, stop, check_minimum: See `Method`.
         patience, check_every, drop_share: See `Solver`. Setting `patience` disables the descent.
 

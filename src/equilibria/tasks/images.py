@@ -131,7 +131,8 @@ class Reconstruction(LatentSearch, Task):
         step_size: As in `LatentSearch`.
         tolerance: As in `LatentSearch`.
         evaluation_iterations: Largest number of steps of x in evaluations; 100 in the paper.
-        check_tolerance: Tolerance of the equilibria and adjoints of the loss and its gradient.
+        check_tolerance: Tolerance to which the equilibrium and its adjoint are solved again at the
+            latents found, before the loss and its gradient are computed.
         latent_noise: Train the decoder at x + noise, as a VAE does, with this standard deviation
             relative to the root mean square of the batch's latents. Nearby latents then decode to
             similar images.

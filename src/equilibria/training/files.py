@@ -379,7 +379,14 @@ def take_lock(path: Path, *, wait: bool = False) -> int | None:
 
 
 def release_lock(descriptor: int, owner: int) -> None:
-    """Release a lock of the process `owner`, or close the inherited copy of one of its workers."""
+    """Close the descriptor of a lock file, and release the lock if this process holds it.
+
+    A forked worker inherits the descriptor, not the lock. It only closes its copy.
+
+    Args:
+        descriptor: File descriptor of the lock file.
+        owner: Process that took the lock.
+    """
     import fcntl
 
     if os.getpid() == owner:

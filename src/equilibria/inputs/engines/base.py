@@ -92,7 +92,7 @@ class EngineRun(Generic[EngineT]):
 
     @property
     def residual_limit(self) -> float:
-        """Residual below which the engine needs its exact value."""
+        """Residual of z and μ below which the search also computes the residual of x."""
         return 0.0
 
     @property

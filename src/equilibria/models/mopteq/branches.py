@@ -115,7 +115,12 @@ class POptEqCell(BranchCell):
         return [term.W for term in self.energy.modules() if isinstance(term, Quadratic)]
 
     def features(self, state: State, context: Context) -> Sequence[Tensor]:
-        """Return zᵢ = Wᵢᵀyᵢ."""
+        """Return the feature zᵢ = Wᵢᵀyᵢ of each branch i, which the head reads.
+
+        Args:
+            state: The states yᵢ, one tensor per branch.
+            context: Result of `inject`; it holds the weights Wᵢ.
+        """
         triples = zip(self.W, state_tensors(state), context.parts.values(), strict=True)
         return [W.adjoint(y, part.parts["quadratic"].weights("W")) for W, y, part in triples]
 

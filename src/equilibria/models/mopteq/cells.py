@@ -113,7 +113,12 @@ class MOptEqCell(BranchCell):
         return [term for term in branches.branches() if isinstance(term, Input)]
 
     def features(self, state: State, context: Context) -> Sequence[Tensor]:
-        """Return zᵢ = Wᵢᵀyᵢ."""
+        """Return the feature zᵢ = Wᵢᵀyᵢ of each branch i, which the head reads.
+
+        Args:
+            state: The states yᵢ, one tensor per branch.
+            context: Result of `inject`; it holds the weights Wᵢ.
+        """
         return self.heritage_diversity.features(state, context.parts["heritage_diversity"])
 
     def inject(self, *inputs: Tensor) -> Context:

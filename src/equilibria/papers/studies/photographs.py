@@ -159,7 +159,14 @@ def weights_for(task: str, noise: float) -> list[float]:
 def best_variation(
     problem: RestorationProblem, clean: Tensor, weights: Sequence[float], longer: int = 1
 ) -> Tensor:
-    """Restore by total variation with the best weight for the picture, chosen by an oracle."""
+    """Restore by total variation with the best weight for the picture, chosen by an oracle.
+
+    Args:
+        problem: Measurement of one picture.
+        clean: The original, with which the oracle compares.
+        weights: Weights to choose from.
+        longer: Factor of the number of iterations.
+    """
     iterations = longer * (DENOISING_STEPS if problem.about.keeps_all else OTHER_STEPS)
     start = problem.about.first_picture(problem.measured)
     restored = [
@@ -210,7 +217,7 @@ def _denoisers() -> dict[str, RestoreFunction]:
 
 
 def ssim(images: Tensor, clean: Tensor) -> float:
-    """Return the structural similarity of two images."""
+    """Return the mean structural similarity of two batches of images."""
     from skimage.metrics import structural_similarity
 
     first, second = (image[0].clamp(0, 1).double().numpy() for image in (images, clean))

@@ -176,10 +176,11 @@ class PacBayes:
             )
 
     def printed(self, *, is_opteq: bool = False) -> float:
-        """Evaluate the square root in Eq. 10.
+        """Evaluate the square root of Eq. 10 as the paper prints it; compare `by_proof`.
 
         Args:
-            is_opteq: Whether to use the form for an OptEq.
+            is_opteq: Whether to evaluate the bound of OptEq (Remark 1), whose slope β is 1, instead
+                of that of GEQ.
 
         Returns:
             The amount by which the bound exceeds the training error.
