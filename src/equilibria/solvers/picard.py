@@ -14,9 +14,9 @@ from equilibria.solvers.base import Memory, Solver
 
 @dataclass(frozen=True, kw_only=True)
 class Picard(Solver[Memory]):
-    """Picard iteration y ← (1 − damping)·y + damping·T(y), used in the OptEq, MOptEqs and GEQ papers.
+    """Picard iteration y ← (1 − damping)·y + damping·T(y).
 
-    It converges at the rate of the contraction, so prefer `Accelerated` or `Anderson` for
+    The OptEq, MOptEqs and GEQ papers use it. It converges at the rate of the contraction, so prefer `Accelerated` or `Anderson` for
     contraction factors near 1. For a layer defined by an energy E(y; x) with ‖∇²E‖ ≤ 1, each
     iteration is a proximal gradient step of length 1 on the objective that the layer minimizes,
     so the objective falls in every iteration.
