@@ -16,10 +16,10 @@ from equilibria.solvers.base import Memory, Solver
 class Picard(Solver[Memory]):
     """Picard iteration y ← (1 − damping)·y + damping·T(y).
 
-    The OptEq, MOptEqs and GEQ papers use it. It converges at the rate of the contraction, so prefer `Accelerated` or `Anderson` for
-    contraction factors near 1. For a layer defined by an energy E(y; x) with ‖∇²E‖ ≤ 1, each
-    iteration is a proximal gradient step of length 1 on the objective that the layer minimizes,
-    so the objective falls in every iteration.
+    The OptEq, MOptEqs and GEQ papers use it. It converges at the rate of the contraction, so prefer
+    `Accelerated` or `Anderson` for contraction factors near 1. For a layer defined by an energy
+    E(y; x) with ‖∇²E‖ ≤ 1, each iteration is a proximal gradient step of length 1 on the layer's
+    objective 1ᵀf(y) + ½‖y‖² + E(y; x), so the objective falls in every iteration.
 
     Args:
         damping: Step size in (0, 1]; 1 is the plain iteration.
