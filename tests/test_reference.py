@@ -14,11 +14,13 @@ ROOMS = [room.name for room in pkgutil.iter_modules(equilibria.__path__) if room
 PACKAGES = ["equilibria", *(f"equilibria.{room}" for room in (*ROOMS, "papers.theory"))]
 """Packages whose `__all__` is public: the top level, the rooms, and the theory of the papers."""
 
-MOST_NAMES = 303
+MOST_NAMES = 306
 """Limit on distinct public objects. It may fall; the test states when it may rise."""
 
 WITHOUT = {
     "State": "a type alias",
+    "CompileWarning": "a warning, which states the reason",
+    "CompiledModel": "the result of `compile`, shown there",
     "__version__": "a string",
     "BatchCouplingWarning": "a warning, which states the remedy",
     "NoObjectiveError": "an error, which states the remedy",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     # For type checkers. At run time, names (and torch) are imported when they are first used.
     from equilibria import activations as activations
     from equilibria import certificates as certificates
+    from equilibria import compiled as compiled
     from equilibria import context as context
     from equilibria import data as data
     from equilibria import energies as energies
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from equilibria import tasks as tasks
     from equilibria import training as training
     from equilibria.certificates import certify
+    from equilibria.compiled import compile
     from equilibria.context import Context, State
     from equilibria.energies import (
         Energy,
@@ -106,6 +108,7 @@ __all__ = [
     "__version__",
     "attack",
     "certify",
+    "compile",
     "create_model",
     "energy_term",
     "evaluate",
@@ -140,6 +143,7 @@ _ROOMS = (
     "tasks",
     "data",
     "training",
+    "compiled",
     "exports",
     "report",
     "serving",

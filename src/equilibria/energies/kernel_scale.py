@@ -59,6 +59,20 @@ class FixedScale(KernelScale):
         return f"{self.gamma}"
 
 
+class HeldScale(KernelScale):
+    """γ = 0.2/M with a constant M that is a tensor, for graphs with fixed weights."""
+
+    follows_input = False
+    patch_energy: Tensor
+
+    def __init__(self, patch_energy: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("patch_energy", patch_energy.clone())
+
+    def at_start(self, energies: Tensor) -> Tensor:
+        return TYPICAL_EXPONENT / self.patch_energy
+
+
 class RunningScale(KernelScale):
     """γ = 0.2/M, where M is the running mean over training batches of the patch energy at y = 0.
 

@@ -342,6 +342,14 @@ class EquilibriumLayer(nn.Module):
             raise_or_warn(message, strict=active.solving.strict)
         return solution
 
+    def note_solution(self, solution: Solution) -> None:
+        """Store the result of a solve that was computed elsewhere, such as by a compiled graph.
+
+        Args:
+            solution: The result; its state and context may be empty.
+        """
+        self.last_solution = solution
+
     def __prepare_scriptable__(self) -> None:
         refuse_recording("torch.jit.script")
 

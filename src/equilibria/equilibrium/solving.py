@@ -209,6 +209,11 @@ def solving(
         _blocks.reset(token)
 
 
+def in_block() -> bool:
+    """Return whether the caller is inside any `solving` block."""
+    return bool(_blocks.get())
+
+
 def _covering(layer: EquilibriumLayer) -> list[SolvingBlock]:
     """Return the enclosing `solving` blocks that apply to a layer, outermost first."""
     blocks = _blocks.get()

@@ -97,9 +97,22 @@ class Implicit(GradientRule):
             ),
         )
         rule = replace(self, tolerance=self.tolerance_with(solver))
-        solve = _LinearSolver(rule, recipe, backward, problem.epsilon)
+        solve = self.linear_solver(rule, recipe, backward, problem.epsilon)
         outputs = _apply(_FixedPoint, solve, *states, *context.tensors(), *parameters.values())
         return unflatten_state(solution.state, outputs), solution
+
+    def linear_solver(
+        self, rule: Implicit, recipe: StepRecipe, backward: Backward, epsilon: float
+    ) -> LinearSolver:
+        """Return the object that solves the systems of one backward pass.
+
+        Args:
+            rule: This rule with its tolerance.
+            recipe: How to rebuild the step.
+            backward: Receives the result of every backward solve.
+            epsilon: Machine epsilon of the type in which the map is computed.
+        """
+        return LinearSolver(rule, recipe, backward, epsilon)
 
     def tolerance_with(self, solver: Method) -> float:
         """Return the tolerance of the linear solve for a forward solver.
@@ -121,7 +134,7 @@ class Implicit(GradientRule):
 
 
 @dataclass(frozen=True)
-class _LinearSolver:
+class LinearSolver:
     """Solves (I − Jᵀ) u = g, or (I − J) u = g, at given tensors."""
 
     rule: Implicit
@@ -209,7 +222,7 @@ class _LinearSolver:
         state = recipe.state(tensors)
         blocks = sample_blocks(state) if recipe.separable else [slice(0, batch_size(state))]
         if len(blocks) == 1:
-            pulled, solution = self._pull_back_block(tensors, gradients, needed)
+            pulled, solution = self.pull_back_block(tensors, gradients, needed)
             self.backward.record(solution)
             return pulled
         per_sample = recipe.is_per_sample()
@@ -218,7 +231,7 @@ class _LinearSolver:
         for rows in blocks:
             pairs = zip(tensors, per_sample, strict=True)
             block = [tensor[rows] if has_rows else tensor for tensor, has_rows in pairs]
-            pulled, solution = self._pull_back_block(block, [g[rows] for g in gradients], needed)
+            pulled, solution = self.pull_back_block(block, [g[rows] for g in gradients], needed)
             solutions.append(solution)
             for i, piece in enumerate(pulled):
                 total = totals[i]
@@ -233,7 +246,7 @@ class _LinearSolver:
         self.backward.record(_joined(solutions))
         return totals
 
-    def _pull_back_block(
+    def pull_back_block(
         self, tensors: Sequence[Tensor], gradients: Sequence[Tensor], needed: Sequence[bool]
     ) -> tuple[list[Tensor | None], LinearSolution]:
         """Return the gradients of one block, and its solution without the value."""
@@ -307,7 +320,7 @@ class _FixedPoint(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, solver: _LinearSolver, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, solver: LinearSolver, *tensors: Tensor) -> tuple[Tensor, ...]:
         count = solver.recipe.state_count
         # Clones make these outputs of the Function; saved as outputs, they carry the dependence of
         # y* on θ into second derivatives.
@@ -318,7 +331,7 @@ class _FixedPoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        solver: _LinearSolver = ctx.solver
+        solver: LinearSolver = ctx.solver
         tensors = ctx.saved_tensors
         recipe = solver.recipe
         needed = [False] * recipe.state_count + list(ctx.needs_input_grad[1 + recipe.state_count :])
@@ -334,7 +347,7 @@ class _LinearSolve(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, solver: _LinearSolver, transposed: bool, *tensors: Tensor
+        ctx: Any, solver: LinearSolver, transposed: bool, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         recipe = solver.recipe
         rhs, point = tensors[: recipe.state_count], tensors[recipe.state_count :]
@@ -349,7 +362,7 @@ class _LinearSolve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        solver: _LinearSolver = ctx.solver
+        solver: LinearSolver = ctx.solver
         count = solver.recipe.state_count
         solution, point = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         create_graph = torch.is_grad_enabled()

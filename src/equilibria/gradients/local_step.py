@@ -60,14 +60,14 @@ class StepRecipe:
         arguments = (self.state(tensors), context)
         result: Linearization
         with self.autocast():
-            if _has_replaced_methods(self.cell):
+            if has_replaced_methods(self.cell):
                 return functional_call(self.cell, parameters, arguments)  # type: ignore[no-any-return]
             saved = {id(p): parameters[name] for name, p in self.cell.named_parameters()}
             result = twin(self.cell, lambda held: saved.get(id(held), held))(*arguments)
         return result
 
 
-def _has_replaced_methods(cell: nn.Module) -> bool:
+def has_replaced_methods(cell: nn.Module) -> bool:
     """Return whether a method was replaced by a function, which may refer to the original module.
 
     Such a module cannot be replaced by its twin.

@@ -1,0 +1,229 @@
+"""Compiled graphs of one model, with what they depend on besides the shapes of their inputs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from equilibria.compiled.tracing import (
+    Compiled,
+    NotInOneGraph,
+    TraceError,
+    compile_graph,
+    lift_constants,
+)
+from equilibria.context.caller import warn_caller
+from equilibria.context.twin import twin
+
+logger = logging.getLogger("equilibria.compiled")
+
+MAX_GRAPHS = 32
+"""Largest number of graphs per layer; further shapes are solved eagerly."""
+
+SIZES_PER_OCTAVE = 8
+"""Number of batch sizes between n and 2n for which graphs are compiled; others are padded."""
+
+
+class CompileWarning(UserWarning):
+    """A layer or model runs eagerly because no graph could be compiled; the message says why."""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One compiled graph.
+
+    Attributes:
+        kind: What the graph computes: "forward", "backward" or "model".
+        samples: Batch size that the graph was compiled for; smaller batches are padded.
+        seconds: Duration of the compilation. A graph from the cache of an earlier process takes
+            about a second.
+    """
+
+    kind: str
+    samples: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A compiled graph.
+
+    Args:
+        function: The compiled function.
+        constants: Tensors that the traced function read without being given; they are appended to
+            the inputs, so that changes in place take effect.
+        notes: What the caller needs to know about the results.
+    """
+
+    function: Compiled
+    constants: tuple[Tensor, ...]
+    notes: Any = None
+
+    def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
+        with torch.no_grad():
+            return self.function(*map(_plain, tensors), *self.constants)
+
+
+class GraphStore:
+    """Graphs of one model, compiled when they are first needed.
+
+    Attributes:
+        compilations: The compiled graphs, in the order of their compilation.
+    """
+
+    def __init__(self) -> None:
+        self.compilations: list[Compilation] = []
+        self._graphs: dict[Hashable, Graph | None] = {}
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+
+    def get(
+        self,
+        kind: str,
+        key: Hashable,
+        samples: int,
+        inputs: Sequence[Tensor],
+        build: Callable[[], tuple[fx.GraphModule, Any]],
+    ) -> Graph | None:
+        """Return the graph for a key, or None if it cannot be compiled.
+
+        Args:
+            kind: What the graph computes.
+            key: What it depends on besides the shapes, strides and types of the inputs.
+            samples: Batch size of the inputs.
+            inputs: Inputs of the graph.
+            build: Returns the traced graph and the `notes` of the result.
+        """
+        full = (kind, key, tuple((t.shape, t.stride(), t.dtype, t.device) for t in inputs))
+        try:
+            return self._graphs[full]
+        except KeyError:
+            pass
+        with self._lock:
+            if full not in self._graphs:
+                self._graphs[full] = self._compile(kind, samples, inputs, build)
+            return self._graphs[full]
+
+    def _compile(
+        self,
+        kind: str,
+        samples: int,
+        inputs: Sequence[Tensor],
+        build: Callable[[], tuple[fx.GraphModule, Any]],
+    ) -> Graph | None:
+        if len(self._graphs) >= MAX_GRAPHS:
+            self.warn(
+                f"{MAX_GRAPHS} graphs have been compiled, for different shapes or settings; others "
+                "are solved eagerly. Use fewer different batch or image sizes"
+            )
+            return None
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                # PyTorch warns about its internal deprecations.
+                warnings.simplefilter("ignore")
+                graph, notes = build()
+                constants = lift_constants(graph)
+                function, seconds = compile_graph(graph, [*map(_plain, inputs), *constants])
+        except NotInOneGraph:
+            return None
+        except Exception as error:
+            reason = str(error) if isinstance(error, TraceError) else _first_line(error)
+            self.warn(f"no {kind} graph could be compiled, so it runs eagerly: {reason}")
+            return None
+        self.compilations.append(Compilation(kind, samples, seconds))
+        logger.info("compiled a %s graph for %d samples in %.1f s", kind, samples, seconds)
+        return Graph(function, constants, notes)
+
+    def warn(self, message: str) -> None:
+        """Warn once per message."""
+        if message not in self._warned:
+            self._warned.add(message)
+            warn_caller(message, CompileWarning)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Return a tensor without gaps or overlaps in memory, as graphs expect."""
+    tensor = tensor.detach()
+    if tensor.is_contiguous():
+        return tensor
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return tensor
+    return tensor.contiguous()
+
+
+def plain(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors detached and without gaps or overlaps in memory."""
+    return [_plain(tensor) for tensor in tensors]
+
+
+def tensors_of(module: nn.Module) -> list[Tensor]:
+    """Return all distinct tensors that a module holds: parameters, buffers and attributes."""
+    held: list[Tensor] = []
+
+    def collect(tensor: Tensor) -> Tensor:
+        held.append(tensor)
+        return tensor
+
+    twin(module, collect)
+    return held
+
+
+def fingerprint(module: nn.Module) -> tuple[Hashable, ...]:
+    """Return the Python values that a traced module depends on.
+
+    Numbers, flags and strings in its attributes, and what its functions capture. A graph is traced
+    again if one of them changes.
+    """
+    values: list[Hashable] = []
+    for part in module.modules():
+        for value in vars(part).values():
+            kind = type(value)
+            if kind in (bool, int, float, str):
+                values.append(value)
+            elif kind is FunctionType:
+                values.extend(captured(value))
+    return tuple(values)
+
+
+def captured(function: FunctionType) -> list[Hashable]:
+    """Return the identities, or values, of what a function captures."""
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    names = [name for name in function.__code__.co_names if name in function.__globals__]
+    values = [*cells, *(function.__globals__[name] for name in names)]
+    return [v if isinstance(v, bool | int | float | str) else id(v) for v in values]
+
+
+def padded_size(samples: int) -> int:
+    """Return the batch size that a graph is compiled for."""
+    octave: int = 2 ** (samples.bit_length() - 1)
+    step = max(1, octave // SIZES_PER_OCTAVE)
+    return -(-samples // step) * step
+
+
+def padded(tensor: Tensor, rows: int) -> Tensor:
+    """Return a batch with its last sample repeated up to this number of samples."""
+    missing = rows - len(tensor)
+    if not missing:
+        return tensor
+    return torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])])
+
+
+def padded_with_zeros(tensor: Tensor, rows: int) -> Tensor:
+    """Return a batch with samples of zeros appended up to this number of samples."""
+    missing = rows - len(tensor)
+    if not missing:
+        return tensor
+    return torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])

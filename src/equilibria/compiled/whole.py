@@ -1,0 +1,242 @@
+"""One graph from the inputs of a model to its output, for inference."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+
+from equilibria.compiled.fixed_weights import FixedWeightsError, fix_scales, fix_weights
+from equilibria.compiled.forward import graph_iteration
+from equilibria.compiled.store import (
+    Graph,
+    GraphStore,
+    padded,
+    padded_size,
+    tensors_of,
+)
+from equilibria.compiled.tracing import NotInOneGraph, trace
+from equilibria.context import Context, State
+from equilibria.context.state import map_state
+from equilibria.context.twin import twin
+from equilibria.equilibrium import EquilibriumLayer, capabilities
+from equilibria.equilibrium.layer import Inputs, as_inputs
+from equilibria.solvers.graph import traced_loop
+from equilibria.solvers.solution import Solution
+
+COUNTS = 4
+"""Number of outputs of a graph for each layer: converged, residual, absolute, iterations."""
+
+
+class GraphLayer(nn.Module):
+    """Equilibrium layer in a graph of a whole model.
+
+    Args:
+        layer: Copy of the layer with fixed weights.
+        source: The layer itself, whose limits on norms the copy no longer declares.
+    """
+
+    def __init__(self, layer: EquilibriumLayer, source: EquilibriumLayer) -> None:
+        super().__init__()
+        self.layer = layer
+        self._source = (source,)  # in a tuple, so that it is not a submodule
+        self.counts: tuple[Tensor, ...] = ()
+        """Converged, residual, absolute residual and iterations of each sample."""
+        self.epsilon = 0.0
+
+    def forward(self, x: Inputs, start: State | None = None) -> Tensor:
+        (layer,), inputs = self._source, as_inputs(x)
+        cell = self.layer.cell
+        if capabilities.refresh_until(cell) or layer.couples_batch:
+            raise NotInOneGraph
+        context = cell.inject(*inputs)
+        if start is None:
+            start = capabilities.first_image(cell, context)
+        if start is None:
+            start = cell.initial_state(*inputs, context)
+        start = map_state(lambda t: torch.nan_to_num(t.detach(), 0.0, 0.0, 0.0), start)
+        problem = layer.problem_at(context, start)
+        potential = problem.potential
+        if potential is not None and not potential.is_convex:
+            raise NotInOneGraph  # each solution is tested for a minimum
+        iteration = graph_iteration(layer.solving.solver, problem)
+        if isinstance(iteration, str):
+            raise NotInOneGraph
+        held = tensors_of(cell)
+        constants, places = _distinct([*context.tensors(), *held])
+        count, packing = len(context.tensors()), problem.packing
+        skeleton = context.skeleton()
+
+        def evaluate(flat: Tensor, given: Sequence[Tensor]) -> Tensor:
+            tensors = [given[place] for place in places]
+            moved = dict(zip(map(id, held), tensors[count:], strict=True))
+            step = twin(cell, lambda tensor: moved.get(id(tensor), tensor)).step
+            return packing.pack(step(packing.unpack(flat), skeleton.replace(tensors[:count])))
+
+        result = iteration.solve(evaluate, packing.pack(start), constants, traced_loop)
+        self.counts = tuple(result[1:])
+        self.epsilon = problem.epsilon
+        output: Tensor = cell.output(packing.unpack(result.state), context)
+        return output
+
+
+def _distinct(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[int]]:
+    """Return tensors that share no memory, and the place of each given tensor among them."""
+    distinct: list[Tensor] = []
+    places: dict[int, int] = {}
+    memory: set[int] = set()
+    for tensor in tensors:
+        if id(tensor) in places:
+            continue
+        places[id(tensor)] = len(distinct)
+        storage = tensor.untyped_storage()._cdata
+        distinct.append(tensor.clone() if storage in memory else tensor)
+        memory.add(storage)
+    return tuple(distinct), [places[id(tensor)] for tensor in tensors]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model as one graph, for inputs of certain shapes.
+
+    Args:
+        graph: From the inputs and the tensors of the fixed copy to the output.
+        tensors: Tensors of the copy with fixed weights.
+        signature: Versions of the model's tensors from which they were computed.
+    """
+
+    graph: Graph
+    tensors: list[Tensor]
+    signature: tuple[Hashable, ...]
+
+
+class WholeModel:
+    """Graphs of a whole model in evaluation mode, one per shape of the inputs.
+
+    Args:
+        model: The model.
+        graphs: Where compiled graphs are kept.
+    """
+
+    def __init__(self, model: nn.Module, graphs: GraphStore) -> None:
+        self.model = model
+        self.graphs = graphs
+        self.layers = [m for m in model.modules() if isinstance(m, EquilibriumLayer)]
+        self._modules = list(model.modules())
+        self._plans: dict[Hashable, Plan | None] = {}
+
+    def __call__(self, *inputs: Tensor) -> Tensor | None:
+        """Return the output of the model; None if it must be computed layer by layer."""
+        samples = len(inputs[0])
+        size = padded_size(samples)
+        key = (size, *((x.shape[1:], x.dtype, x.device) for x in inputs), self._settings())
+        plan = self._plans.get(key, self)
+        signature = self._signature()
+        if plan is self or (isinstance(plan, Plan) and plan.signature != signature):
+            plan = self._plans[key] = self._plan(key, size, inputs, signature)
+        if not isinstance(plan, Plan):
+            return None
+        given = inputs if size == samples else [padded(x, size) for x in inputs]
+        output, is_sound, *counts = plan.graph(*given, *plan.tensors)
+        if not bool(is_sound):
+            return None
+        for i, layer in enumerate(self.layers):
+            facts = [t[:samples] for t in counts[COUNTS * i : COUNTS * (i + 1)]]
+            layer.note_solution(_facts(layer, facts, plan.graph.notes[i]))
+        return output if size == samples else output[:samples]
+
+    def _settings(self) -> Hashable:
+        """Python values that the graphs depend on."""
+        return tuple(id(layer.solving) for layer in self.layers)
+
+    def _signature(self) -> tuple[Hashable, ...]:
+        return tuple(
+            (id(tensor), tensor._version)
+            for module in self._modules
+            for tensors in (module._parameters, module._buffers)
+            for tensor in tensors.values()
+            if tensor is not None
+        )
+
+    def _plan(
+        self,
+        key: Hashable,
+        size: int,
+        inputs: Sequence[Tensor],
+        signature: tuple[Hashable, ...],
+    ) -> Plan | None:
+        try:
+            fixed = _fixed_copy(self.model, inputs)
+        except (FixedWeightsError, NotInOneGraph):
+            return None
+        tensors = tensors_of(fixed)
+        given = [padded(x, size) for x in inputs]
+
+        def build() -> tuple[fx.GraphModule, list[float]]:
+            return _model_graph(fixed, given, tensors)
+
+        graph = self.graphs.get("model", key, size, [*given, *tensors], build)
+        return None if graph is None else Plan(graph, tensors, signature)
+
+
+def _facts(layer: EquilibriumLayer, counts: Sequence[Tensor], epsilon: float) -> Solution:
+    """Return the result of a layer's solve without its state."""
+    converged, residual, absolute, iterations = counts
+    solver = layer.solving.solver
+    evaluations = int(iterations.max()) if len(iterations) else 0
+    return Solution(
+        state=residual.new_empty(0),
+        status=(~converged).to(torch.int8),
+        residual=residual,
+        absolute_residual=absolute,
+        iterations=iterations,
+        evaluations=evaluations,
+        sample_evaluations=len(converged) * evaluations,
+        tolerance=solver.tolerance,
+        solver=solver.method,
+        epsilon=epsilon,
+        context=Context(),
+    )
+
+
+@torch.no_grad()
+def _fixed_copy(model: nn.Module, inputs: Sequence[Tensor]) -> nn.Module:
+    """Return a copy of a model with fixed weights and with its layers replaced."""
+    fixed = copy.deepcopy(model)
+    sources = dict(zip(fixed.modules(), model.modules(), strict=True))
+    fix_scales(fixed)
+    fix_weights(fixed, lambda: fixed(*(x[:1] for x in inputs)))
+    if isinstance(fixed, EquilibriumLayer):
+        return GraphLayer(fixed, sources[fixed])  # type: ignore[arg-type]
+    for parent in list(fixed.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, EquilibriumLayer):
+                setattr(parent, name, GraphLayer(child, sources[child]))  # type: ignore[arg-type]
+    return fixed
+
+
+def _model_graph(
+    fixed: nn.Module, inputs: Sequence[Tensor], tensors: Sequence[Tensor]
+) -> tuple[fx.GraphModule, list[float]]:
+    """Trace a model as a function of its inputs and its tensors."""
+    epsilons: list[float] = []
+
+    def run(*given: Tensor) -> tuple[Tensor, ...]:
+        moved = dict(zip(map(id, tensors), given[len(inputs) :], strict=True))
+        model = twin(fixed, lambda tensor: moved.get(id(tensor), tensor))
+        # `forward` instead of a call: the checks of non-finite values read numbers.
+        output = model.forward(*given[: len(inputs)])
+        if not isinstance(output, Tensor):
+            raise NotInOneGraph
+        layers = [module for module in model.modules() if isinstance(module, GraphLayer)]
+        epsilons[:] = [layer.epsilon for layer in layers]
+        counts = [tensor for layer in layers for tensor in layer.counts]
+        is_sound = torch.isfinite(given[0].sum())
+        for layer in layers:
+            is_sound = is_sound & layer.counts[0].all()
+        return output, is_sound, *counts
+
+    return trace(run, *inputs, *tensors), epsilons

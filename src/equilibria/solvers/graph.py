@@ -1,0 +1,380 @@
+"""A solve as a graph: the map, the iteration and the bookkeeping, with tensors only.
+
+A graph cannot branch on data, nor change the size of the batch. So every iteration evaluates all
+rows, masks freeze the rows that have finished, and a loop ends when no row is running:
+
+1. `plain_steps` iterates y ← T(y) as long as it converges quickly;
+2. `mixed_steps` continues with Anderson acceleration;
+3. `conjugate_gradients` solves the symmetric linear systems of backward passes.
+
+Each takes the function that runs a loop. `run_loop` is a Python loop; `traced_loop` records one
+operator of the graph, for compilers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+MAX_PLAIN_STEPS = 24
+"""Plain steps continue while every row is expected to converge within this many iterations."""
+
+SMALLEST_NORM = 1e-12
+"""Rows with a smaller norm of T(y) count as failed, because float32 squares underflow near it."""
+
+Variables = tuple[Tensor, ...]
+Map = Callable[[Tensor, Sequence[Tensor]], Tensor]
+"""A map of a point, shape (rows, size), and of constants of the loop."""
+
+
+class Loop(Protocol):
+    """Function that repeats `body` on the variables while `condition` holds.
+
+    Both are called with the variables, followed by the constants.
+    """
+
+    def __call__(
+        self,
+        condition: Callable[..., Tensor],
+        body: Callable[..., Variables],
+        variables: Variables,
+        constants: Variables,
+    ) -> Variables: ...
+
+
+def run_loop(
+    condition: Callable[..., Tensor],
+    body: Callable[..., Variables],
+    variables: Variables,
+    constants: Variables,
+) -> Variables:
+    """Run a loop in Python; see `Loop`."""
+    while bool(condition(*variables, *constants)):
+        variables = body(*variables, *constants)
+    return variables
+
+
+def traced_loop(
+    condition: Callable[..., Tensor],
+    body: Callable[..., Variables],
+    variables: Variables,
+    constants: Variables,
+) -> Variables:
+    """Record a loop as one operator of the graph that is being traced; see `Loop`."""
+    from torch._higher_order_ops.while_loop import while_loop_op
+
+    loop: Any = while_loop_op
+    result: Variables = loop(condition, body, variables, constants)
+    return result
+
+
+class GraphResult(NamedTuple):
+    """Result of a loop for each row.
+
+    A row has failed if it did not converge, is not finite, or is too small; the caller solves such
+    batches again with the eager solver, which finds out why.
+    """
+
+    state: Tensor
+    """T(y) at the point y where the row converged."""
+    converged: Tensor
+    residual: Tensor
+    """Relative residual ‖T(y) − y‖/‖T(y)‖."""
+    absolute: Tensor
+    """‖T(y) − y‖."""
+    iterations: Tensor
+
+
+@dataclass(frozen=True)
+class GraphIteration:
+    """Settings of an iteration in a graph.
+
+    Args:
+        tolerance: Relative residual at which a row has converged.
+        max_iterations: Largest number of iterations.
+        memory: Number of points that Anderson acceleration mixes; 1 takes plain steps only.
+        plain_first: Whether to begin with plain steps, as long as they converge quickly.
+        damping: Anderson's damping; above 1 it extrapolates.
+        ridge: Regularization of Anderson's system, relative to the squared norm of each residual.
+        cap: Largest 1-norm of Anderson's coefficients; a plain step replaces larger ones.
+    """
+
+    tolerance: float
+    max_iterations: int
+    memory: int = 1
+    plain_first: bool = True
+    damping: float = 1.0
+    ridge: float = 1e-8
+    cap: float = 1e3
+
+    def solve(
+        self,
+        evaluate: Map,
+        start: Tensor,
+        constants: Variables,
+        loop: Loop,
+        scale: Tensor | None = None,
+    ) -> GraphResult:
+        """Iterate until all rows have converged or failed.
+
+        Args:
+            evaluate: The map T, called with a point and the constants.
+            start: First point, shape (rows, size).
+            constants: Tensors that the map reads.
+            loop: Runs the loops.
+            scale: Norm of each row that residuals are relative to; by default that of T(y).
+        """
+        rows = start.shape[0]
+        number = start.new_zeros(rows)
+        progress: Variables = (
+            torch.zeros((), dtype=torch.int64, device=start.device),
+            torch.ones_like(number, dtype=torch.bool),
+            torch.zeros_like(number, dtype=torch.bool),
+            torch.full_like(number, torch.inf),
+            torch.full_like(number, torch.inf),
+            torch.zeros_like(number, dtype=torch.int64),
+        )
+        scales = () if scale is None else (scale,)
+        point = start
+        if self.plain_first or self.memory == 1:
+            progress, point = plain_steps(self, evaluate, progress, point, constants, scales, loop)
+        if self.memory > 1:
+            progress, point = mixed_steps(self, evaluate, progress, point, constants, scales, loop)
+        _, _, converged, residual, absolute, iterations = progress
+        return GraphResult(point, converged, residual, absolute, iterations)
+
+
+PROGRESS = 6
+"""Number of variables that `_observed` updates: the count of iterations, which rows are running and
+which have converged, relative and absolute residuals, and the iterations of each row."""
+
+
+def _observed(
+    settings: GraphIteration,
+    progress: Variables,
+    image: Tensor,
+    change: Tensor,
+    scales: Variables,
+) -> Variables:
+    """Return the progress after one iteration."""
+    count, running, converged, residual, absolute, iterations = progress
+    change_norm = torch.linalg.vector_norm(change, dim=1)
+    size = torch.linalg.vector_norm(image, dim=1)
+    relative = change_norm / (scales[0] if scales else size)
+    exact = change_norm == 0
+    if scales:
+        sound = scales[0] > 0
+        reached = (relative <= settings.tolerance) & sound
+    else:
+        reached = (relative <= settings.tolerance) & (size > SMALLEST_NORM)
+    reached = running & (reached | exact)
+    relative = torch.where(exact, 0.0, relative)
+    return (
+        count + 1,
+        running & ~reached & torch.isfinite(change_norm),
+        converged | reached,
+        torch.where(running, relative, residual),
+        torch.where(running, change_norm, absolute),
+        iterations + running,
+    )
+
+
+def plain_steps(
+    settings: GraphIteration,
+    evaluate: Map,
+    progress: Variables,
+    point: Tensor,
+    constants: Variables,
+    scales: Variables,
+    loop: Loop,
+) -> tuple[Variables, Tensor]:
+    """Iterate y ← T(y) until all rows have finished, or until it converges too slowly.
+
+    If `settings.memory` is 1, slow rows continue to the limit of iterations.
+    """
+    may_leave = settings.memory > 1
+    size = len(scales)
+
+    def condition(*variables: Tensor) -> Tensor:
+        count, running = variables[:2]
+        goes_on = running.any() & (count < settings.max_iterations)
+        return goes_on & variables[PROGRESS] if may_leave else goes_on
+
+    def body(*variables: Tensor) -> Variables:
+        before = variables[:PROGRESS]
+        *_, point = variables[PROGRESS : PROGRESS + 1 + may_leave]
+        rest = variables[PROGRESS + 1 + may_leave :]
+        scales, constants = rest[:size], rest[size:]
+        image = evaluate(point, constants)
+        after = _observed(settings, before, image, image - point, scales)
+        following = torch.where(before[1][:, None], image, point)
+        if not may_leave:
+            return *after, following
+        return *after, _is_fast(settings, before, after), following
+
+    speed = (torch.ones((), dtype=torch.bool, device=point.device),) if may_leave else ()
+    variables = loop(condition, body, (*progress, *speed, point.clone()), (*scales, *constants))
+    return variables[:PROGRESS], variables[-1]
+
+
+def _is_fast(settings: GraphIteration, before: Variables, after: Variables) -> Tensor:
+    """Return whether plain steps are expected to finish every row soon enough."""
+    count, running = after[:2]
+    residual, previous = after[3], before[3]
+    rate = (residual / previous).clamp(min=1e-6, max=1 - 1e-6)
+    ahead = torch.log(settings.tolerance / residual) / torch.log(rate)
+    is_soon = count + ahead <= MAX_PLAIN_STEPS
+    # The first residual has no predecessor.
+    return (is_soon | ~running).all() | (count < 2)
+
+
+def mixed_steps(
+    settings: GraphIteration,
+    evaluate: Map,
+    progress: Variables,
+    point: Tensor,
+    constants: Variables,
+    scales: Variables,
+    loop: Loop,
+) -> tuple[Variables, Tensor]:
+    """Iterate with Anderson acceleration of type II (see `solvers.Anderson`)."""
+    rows, width = point.shape
+    memory, size = settings.memory, len(scales)
+    begin = progress[0]
+
+    def condition(*variables: Tensor) -> Tensor:
+        count, running = variables[:2]
+        return running.any() & (count < settings.max_iterations)
+
+    def body(*variables: Tensor) -> Variables:
+        before = variables[:PROGRESS]
+        written, point, goals, residuals, gram = variables[PROGRESS : PROGRESS + 5]
+        rest = variables[PROGRESS + 5 :]
+        scales, constants = rest[:size], rest[size:]
+        image = evaluate(point, constants)
+        change = image - point
+        after = _observed(settings, before, image, change, scales)
+        slot = torch.arange(memory, device=point.device) == written % memory
+        goal = image if settings.damping == 1 else image + (settings.damping - 1) * change
+        goals = torch.where(slot[None, :, None], goal[:, None], goals)
+        residuals = torch.where(slot[None, :, None], change[:, None], residuals)
+        gram = _updated_gram(settings, gram, residuals, change, slot)
+        weights = _weights(settings, gram, slot).to(image.dtype)
+        mixed = (weights[:, :, None] * goals).sum(dim=1)
+        was_running, is_running = before[1][:, None], after[1][:, None]
+        following = torch.where(is_running, mixed, torch.where(was_running, image, point))
+        return *after, written + 1, following, goals, residuals, gram
+
+    double = torch.float32 if point.device.type == "mps" else torch.float64
+    # Slots that were never written have infinite diagonals, so that their coefficients are zero.
+    empty = torch.full((memory,), torch.inf, dtype=double, device=point.device).diag()
+    history = (
+        torch.zeros_like(begin),
+        point.clone(),
+        point.new_zeros(rows, memory, width),
+        point.new_zeros(rows, memory, width),
+        empty.expand(rows, memory, memory).clone(),
+    )
+    variables = loop(condition, body, (*progress, *history), (*scales, *constants))
+    return variables[:PROGRESS], variables[PROGRESS + 1]
+
+
+def _updated_gram(
+    settings: GraphIteration, gram: Tensor, residuals: Tensor, change: Tensor, slot: Tensor
+) -> Tensor:
+    """Replace one row and one column of the Gram matrices of the residuals."""
+    products = (residuals * change[:, None]).sum(dim=2).to(gram.dtype)
+    products = torch.where(slot, products * (1 + settings.ridge), products)
+    row = torch.where(slot[None, :, None], products[:, None, :], gram)
+    return torch.where(slot[None, None, :], products[:, :, None], row)
+
+
+def _weights(settings: GraphIteration, gram: Tensor, slot: Tensor) -> Tensor:
+    """Return the coefficients of each row; the newest point alone where they are unsound.
+
+    The elimination is written out because compilers cannot fuse a call of a linear solver.
+    """
+    size = gram.shape[1]
+    matrix = [[gram[:, i, j] for j in range(size)] for i in range(size)]
+    right = [torch.ones_like(matrix[0][0]) for _ in range(size)]
+    for i in range(size):
+        for j in range(i + 1, size):
+            factor = matrix[i][j] / matrix[i][i]
+            right[j] = right[j] - factor * right[i]
+            for k in range(j, size):
+                matrix[j][k] = matrix[j][k] - factor * matrix[i][k]
+    solution: list[Any] = [None] * size
+    for i in reversed(range(size)):
+        total = right[i]
+        for k in range(i + 1, size):
+            total = total - matrix[i][k] * solution[k]
+        solution[i] = total / matrix[i][i]
+    weights = torch.stack(solution, dim=1)
+    weights = weights / weights.sum(dim=1, keepdim=True)
+    sound = weights.abs().sum(dim=1, keepdim=True) <= settings.cap
+    return torch.where(sound, weights, slot.to(weights.dtype))
+
+
+def conjugate_gradients(
+    operator: Map,
+    rhs: Tensor,
+    scale: Tensor,
+    constants: Variables,
+    loop: Loop,
+    *,
+    tolerance: float,
+    max_iterations: int,
+) -> GraphResult:
+    """Solve A u = g for a symmetric positive definite A, separately for each row.
+
+    Args:
+        operator: u ↦ Au, called with u and the constants.
+        rhs: g, shape (rows, size).
+        scale: Norm of each row that residuals are relative to.
+        constants: Tensors that the operator reads.
+        loop: Runs the loop.
+        tolerance: Relative residual at which a row has converged.
+        max_iterations: Largest number of products.
+    """
+
+    def condition(*variables: Tensor) -> Tensor:
+        count, running = variables[:2]
+        return running.any() & (count < max_iterations)
+
+    def body(*variables: Tensor) -> Variables:
+        count, running, iterations, square, value, residual, direction = variables[:7]
+        scale, *constants = variables[7:]
+        image = operator(direction, constants)
+        curvature = (direction * image).sum(dim=1)
+        length = torch.where(running, square / curvature, 0.0)
+        value = value + length[:, None] * direction
+        residual = residual - length[:, None] * image
+        following = (residual * residual).sum(dim=1)
+        direction = residual + torch.where(running, following / square, 0.0)[:, None] * direction
+        goes_on = running & (curvature > 0) & (following.sqrt() > tolerance * scale)
+        goes_on = goes_on & torch.isfinite(following)
+        return count + 1, goes_on, iterations + running, following, value, residual, direction
+
+    square = (rhs * rhs).sum(dim=1)
+    variables = loop(
+        condition,
+        body,
+        (
+            torch.zeros((), dtype=torch.int64, device=rhs.device),
+            square.sqrt() > tolerance * scale,
+            torch.zeros_like(square, dtype=torch.int64),
+            square,
+            torch.zeros_like(rhs),
+            rhs.clone(),
+            rhs.clone(),
+        ),
+        (scale, *constants),
+    )
+    _, _, iterations, square, value, _, _ = variables
+    absolute = square.sqrt()
+    relative = torch.where(absolute > 0, absolute / scale, absolute)
+    return GraphResult(value, relative <= tolerance, relative, absolute, iterations)
