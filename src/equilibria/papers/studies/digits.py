@@ -68,7 +68,7 @@ def heading(budget: float) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Settings:
+class DigitsSettings:
     """Settings of the study.
 
     Args:
@@ -88,7 +88,7 @@ class Settings:
     validate: bool = False
 
 
-def carry_out(settings: Settings, work: Work) -> StudyOutcome:
+def carry_out(settings: DigitsSettings, work: Work) -> StudyOutcome:
     """Train each model on the digits and test it."""
     chosen = contestants(settings.models or None)
     training_settings = TrainingSettings(
@@ -133,4 +133,4 @@ def carry_out(settings: Settings, work: Work) -> StudyOutcome:
     return StudyOutcome({"runs": outcomes}, "\n".join(markdown_table(rows)), about)
 
 
-STUDY = Study("digits", "", "Does every family of models train?", Settings, carry_out)
+STUDY = Study("digits", "", "Does every family of models train?", DigitsSettings, carry_out)

@@ -344,7 +344,7 @@ def figure(runs: Sequence[WidthRun]) -> Any:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Theorem6Settings:
     """Settings of the study, with one training per width.
 
     Args:
@@ -358,7 +358,7 @@ class Settings:
     seed: int = 0
 
 
-def carry_out(settings: Settings, work: Work) -> StudyOutcome:
+def carry_out(settings: Theorem6Settings, work: Work) -> StudyOutcome:
     """Train a network of each width and compare its loss with the bound of the theorem."""
     runs = []
     for place, width in enumerate(settings.widths):
@@ -378,6 +378,6 @@ STUDY = Study(
     "theorem6",
     "OptEq, Theorem 6",
     "Gradient descent trains a wide Deep OptEq at a linear rate",
-    Settings,
+    Theorem6Settings,
     carry_out,
 )
