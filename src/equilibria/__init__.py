@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from equilibria import exports as exports
     from equilibria import gradients as gradients
     from equilibria import images as images
+    from equilibria import inference as inference
     from equilibria import inputs as inputs
     from equilibria import models as models
     from equilibria import operators as operators
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     )
     from equilibria.exports import export
     from equilibria.gradients import Implicit, OneStep, Phantom, Unrolled
+    from equilibria.inference import evaluate, load, predict
     from equilibria.inputs import Box, L2Ball, LinfBall, attack, optimize_input
     from equilibria.models import create_model, list_models, register_model
     from equilibria.operators import AveragePool, Conv1d, Conv2d, Dense, LinearOperator
@@ -66,7 +68,7 @@ if TYPE_CHECKING:
         Solution,
         Status,
     )
-    from equilibria.training import evaluate, load, predict, train
+    from equilibria.training import train
 
 __version__ = "0.2.0"
 
@@ -140,6 +142,7 @@ _ROOMS = (
     "tasks",
     "data",
     "training",
+    "inference",
     "exports",
     "report",
     "serving",
