@@ -42,7 +42,12 @@ from equilibria.certificates.radii import (
     radii_by_convexity,
     within_linf,
 )
-from equilibria.certificates.states import ROUNDINGS_PER_NUMBER, flat_rows, norms
+from equilibria.certificates.states import (
+    ROUNDINGS_PER_NUMBER,
+    flat_rows,
+    norms,
+    reading_error,
+)
 from equilibria.certificates.stem import L2, LINF, ImageNorm
 from equilibria.context import Context, State
 from equilibria.context.state import map_state
@@ -346,9 +351,9 @@ class LayerCertifier:
             along = None if reading.along is None else reading.along[best] * (1 + NORM_SLACK)
             bound = MarginBound.by_contraction(direction, errors.contraction[:, None], along)
             error = bound.error(errors.residual, errors.rounding)
-        rounded = accumulated(8 * ROUNDINGS_PER_NUMBER * image.shape[1], UNIT)
-        error = error + rounded * (direction * norms(image)[:, None] + logits.abs())
-        return logits, Margins.of(logits, error), differences
+        share = accumulated(8 * ROUNDINGS_PER_NUMBER * image.shape[1], UNIT)
+        read = reading_error(reading.pairs.rows, reading.offset, norms(image), logits, share)
+        return logits, Margins.of(logits, error + read), differences
 
     def _radii(
         self,
