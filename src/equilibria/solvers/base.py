@@ -57,10 +57,10 @@ class Solver(Method, Generic[M]):
             products whether each converged sample is a minimum, and descend if it is not. Without
             the test such a sample has `Status.STATIONARY`.
         patience: Every `patience` iterations, give up samples whose residual has fallen too little
-            to reach the tolerance in time. Before the first of these checks, also give up samples
-            whose residual does not fall: in the second iteration, which evaluates a plain step, and
-            in each iteration if the solver is `steady`. The map does not contract
-            there. Their status is OUT_OF_ITERATIONS. None never gives up.
+            to reach the tolerance in time; `tolerance` sets this pace even with `stop`. Before the
+            first of these checks, also give up samples whose residual ‖T(y) − y‖ does not fall in
+            an iteration in which that of a contracting map must (`is_steady_at`). Their status is
+            OUT_OF_ITERATIONS. None never gives up.
         check_every: Number of iterations between two host synchronizations, which count the
             running samples. The results do not depend on it, but finished samples are evaluated
             until the next synchronization. Values above 1 help where reading stalls the device.
@@ -104,11 +104,31 @@ class Solver(Method, Generic[M]):
 
     @property
     def steady(self) -> bool:
-        """Whether ‖T(y) − y‖ falls in every step of a contracting map, up to second-order terms.
+        """Whether ‖T(y) − y‖ falls in every step of a contracting map.
 
-        False for steps that extrapolate, such as those of `Accelerated`.
+        Contracting means ‖T(y) − T(z)‖ ≤ q‖y − z‖ with q < 1. True for plain steps y ← T(y) and
+        damped ones y ← y + d(T(y) − y), 0 < d ≤ 1. False unless a subclass says otherwise.
         """
-        return True
+        return False
+
+    def starts_steady(self, problem: FixedPointProblem) -> bool:
+        """Whether ‖T(y) − y‖ falls in the first step of a contracting map.
+
+        Args:
+            problem: Problem to solve; it may state more about the map.
+        """
+        return self.steady
+
+    def is_steady_at(self, iteration: int, problem: FixedPointProblem) -> bool:
+        """Whether ‖T(y) − y‖ must be less than in the iteration before, if the map contracts.
+
+        Args:
+            iteration: Number of the iteration, from 1. Iteration 2 evaluates the first step.
+            problem: Problem to solve.
+        """
+        if iteration == 2:
+            return self.starts_steady(problem)
+        return iteration > 2 and self.steady
 
     def patience_with(self, problem: FixedPointProblem) -> int | None:
         """Return the patience for `problem`; a subclass with a fallback method may lower it.
@@ -156,7 +176,7 @@ class Solver(Method, Generic[M]):
                 current,
                 image,
                 change,
-                must_fall=1 < iteration < (patience or 0) and (iteration == 2 or self.steady),
+                must_fall=iteration < (patience or 0) and self.is_steady_at(iteration, problem),
                 read=iteration % self.check_every == 0 or iteration == self.max_iterations,
             )
             if recorder is not None:
