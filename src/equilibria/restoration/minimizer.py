@@ -53,14 +53,23 @@ POWER_ITERATIONS = 10
 
 @dataclass(frozen=True)
 class ErrorBelow(StoppingCriterion):
-    """Proven √(‖T(y) − y*‖²/pixels) ≤ `level`, from ‖T(y) − y*‖ ≤ q/(1−q)·‖T(y) − y‖."""
+    """Proven root mean square distance to the minimizer y* at most `distance`.
 
-    level: float
+    ‖T(y) − y*‖ ≤ q/(1−q)·‖T(y) − y‖ for all pixels, and so for those that are returned.
+
+    Args:
+        distance: Root mean square distance of the returned pixels.
+        contraction: q.
+        numbers: Number of returned pixels, times the channels.
+    """
+
+    distance: float
     contraction: float
+    numbers: int
 
     def reached(self, iterate: Iterate) -> Tensor:
         proven = iterate.residuals.absolute * self.contraction / (1 - self.contraction)
-        return proven <= self.level * math.sqrt(iterate.image.shape[1])
+        return proven <= self.distance * math.sqrt(self.numbers)
 
 
 @dataclass(frozen=True)
@@ -202,7 +211,7 @@ class PhotoMinimizer(nn.Module):
         self._traced_tile: int | None = None
         self._trace: _Trace | None = None
         self.solutions: list[Solution] = []
-        """Solutions of `forward`, one per tile."""
+        """Solutions of `forward`: those of the last picture in tiles, one per tile."""
 
     def reach(self, accuracy: float) -> int:
         """Return the overlap of tiles in pixels; a heuristic without a proof.
@@ -299,6 +308,7 @@ class PhotoMinimizer(nn.Module):
             self._traced_tile = len(self.solutions) + len(tiles) // 2 if trace else None
             return progress(tiles)
 
+        self.solutions, self._traced_tile, self._trace = [], None, None
         padded, operator = self.mirrored(problem.measured, problem.measurement)
         whole = RestorationProblem(padded, operator, problem.noise)
         start = answer_in_tiles(self, whole, tile, with_traced_tile)
@@ -339,8 +349,8 @@ class PhotoMinimizer(nn.Module):
             observe: Called after every iteration.
         """
         started = perf_counter()
-        layer, inputs = self.layer(padded, operator, start, low_memory=low_memory)
         edge = self.margin(operator) * self.factor
+        layer, inputs = self.layer(padded, operator, start, edge=edge, low_memory=low_memory)
 
         def inside(state: Tensor) -> Tensor:
             height, width = (size - edge for size in state.shape[2:])
@@ -359,8 +369,11 @@ class PhotoMinimizer(nn.Module):
         assert isinstance(state, Tensor)
         images, image = inside(state), cell.step(state, solution.context)
         assert isinstance(image, Tensor)
-        # (w/2)·ν² per measured value, with w = (σ/ν)²/λ.
-        counted = about(operator).counted(padded).flatten(1).sum(dim=1)
+        noise_term = None
+        if not cell.convexity > 0:
+            # (w/2)·ν² per measured value, with w = (σ/ν)²/λ.
+            counted = about(operator).counted(padded).flatten(1).sum(dim=1)
+            noise_term = 0.5 * self.level**2 / self.strength * counted
         return RestoredPhotos(
             problem=problem,
             images=images,
@@ -372,7 +385,7 @@ class PhotoMinimizer(nn.Module):
             solution=solution,
             start=start,
             cell=cell,
-            noise_term=0.5 * self.level**2 / self.strength * counted,
+            noise_term=noise_term,
             trace=None if traced is None else traced.values,
         )
 
@@ -382,6 +395,7 @@ class PhotoMinimizer(nn.Module):
         measurement: LinearOperator | Callable[[Tensor], Tensor],
         start: Tensor,
         *,
+        edge: int = 0,
         low_memory: bool = False,
     ) -> tuple[EquilibriumLayer, tuple[Tensor, Tensor]]:
         """Return the equilibrium layer whose output is the minimizer, and its inputs.
@@ -390,6 +404,8 @@ class PhotoMinimizer(nn.Module):
             measured: Measured values x.
             measurement: Measurement operator A.
             start: Start of the solve, which defines the shape of the pictures.
+            edge: Pixels at each edge that the result does not contain. `accuracy` is the distance
+                of the other pixels to those of the minimizer.
             low_memory: Use a solver that stores two pictures.
         """
         context, layout = Context(), (tuple(start.shape[1:]),)
@@ -415,7 +431,9 @@ class PhotoMinimizer(nn.Module):
             solver: Method = Anderson(memory=8, stop=stop, **options)
         else:
             # For a unique minimizer, overrelaxation needs fewer iterations.
-            stop = ErrorBelow(self.accuracy, contraction)
+            channels, height, width = layout[0]
+            returned = channels * (height - 2 * edge) * (width - 2 * edge)
+            stop = ErrorBelow(self.accuracy, contraction, returned)
             solver = Anderson(memory=10, damping=3.0, stop=stop, **options)
         if low_memory:
             solver = Accelerated(stop=stop, **options)
