@@ -332,7 +332,7 @@ def test_resolvents_agree_with_dense_inverses() -> None:
     mask = (torch.rand(3, 6) > 0.4).double()
     with torch.no_grad():
         resolved = resolvent.solve_masked(rows, mask, torch.zeros_like(rows))
-        low, high = resolved.form()
+        low, high = resolved.quadratic()
     for i in range(3):
         P = torch.diag(mask[i])
         X = P @ torch.linalg.inv(torch.eye(6).double() - P @ H @ P) @ P

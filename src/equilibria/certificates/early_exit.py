@@ -245,8 +245,8 @@ def _bound_by_contraction(prepared: PreparedModel, direction: Tensor, rows: Stat
     """Bound margins at T(y) by the Lipschitz constant of the map."""
     bound = prepared.cell.contraction(prepared.cell.at.context)
     q = torch.inf if bound is None or bound.numel() > 1 else largest(bound)
-    along = prepared.cell.margin_lipschitz(rows)
-    return MarginBound.by_contraction(direction, direction.new_tensor(q), along)
+    margin_lipschitz = prepared.cell.margin_lipschitz(rows)
+    return MarginBound.by_contraction(direction, direction.new_tensor(q), margin_lipschitz)
 
 
 def _bound_by_convexity(prepared: PreparedModel, direction: Tensor) -> MarginBound | None:
@@ -267,11 +267,12 @@ def _bound_by_convexity(prepared: PreparedModel, direction: Tensor) -> MarginBou
     if steepness is None or not is_shared or not (is_own or is_resolved):
         return None
     convexity = direction.new_tensor(1 - largest(concavity))
-    form = reading.pairs.of_all().form
+    quadratic = reading.pairs.of_all().quadratic
     lengths = reading.pairs.of_all().direction if not is_own else direction
-    per_input = MarginBound.by_convexity(lengths, convexity, form)
-    slope = per_input.slope * steepness
-    return MarginBound(slope, per_input.blur if is_own else slope + direction)
+    per_input = MarginBound.by_convexity(lengths, convexity, quadratic)
+    per_residual = per_input.per_residual * steepness
+    per_rounding = per_input.per_rounding if is_own else per_residual + direction
+    return MarginBound(per_residual, per_rounding)
 
 
 def _unit(model: nn.Module) -> float:

@@ -38,8 +38,8 @@ def reading_error(
     Returns:
         Bound for the margin of the largest logit over each other logit, (samples, classes).
     """
-    lengths = torch.linalg.vector_norm(rows, dim=1)
-    each = share * (size[:, None] * lengths + offset.abs() + logits.abs())
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    each: Tensor = share * (size[:, None] * lengths + offset.abs() + logits.abs())
     return each + each.gather(1, logits.argmax(dim=1, keepdim=True))
 
 
