@@ -1,4 +1,20 @@
-"""Base class of solvers that iterate a map, with the loop that all of them share."""
+"""Base class of solvers that iterate a map, with the loop that all of them share.
+
+A solve looks for y = T(y), where T is the step of a cell. The state is packed into a buffer of
+shape (problems, size), with one row per problem: a sample, or a whole batch if its samples are
+coupled. `point` is y, `image` is T(y), `change` is T(y) − y. T is evaluated once before iteration 1
+and then at the end of each iteration, which is:
+
+1. Compute T(y) − y at the point whose image is known.
+2. Observe it (`_rows.py`): compute the residuals, store the image of each row whose residual is
+   its smallest so far, and finish rows that converged, diverged, or cannot contract.
+3. Record the trace. Every `patience` iterations, give up rows that are too slow.
+4. Stop at `max_iterations`, or if no row runs.
+5. Propose the next point (`propose`), which is all that differs between solvers.
+6. Drop finished rows from the batch, and evaluate T at the next point.
+
+The result of a row is T(y) for its best point y, with the residual at that y.
+"""
 
 from __future__ import annotations
 
@@ -97,8 +113,9 @@ class Solver(Method, Generic[M]):
 
         Args:
             memory: Memory returned by `begin`, updated in place.
-            point: Last point y, shape (problems, size).
-            image: T(y), shape (problems, size).
+            point: Last point y, shape (problems, size); must not be modified.
+            image: T(y), shape (problems, size); must not be modified, because it may be stored as
+                the result.
             change: T(y) − y, shape (problems, size).
         """
 
@@ -148,13 +165,15 @@ class Solver(Method, Generic[M]):
             trace: True records the residuals of all iterations, "states" also the states.
 
         Returns:
-            State, status and residual of every sample.
+            T(y) at the best point y of every sample, with its status and the residual at y.
         """
-        criterion = self.criterion
+        criterion = self.criterion  # `stop`, or the relative residual with `tolerance`
         if notes := criterion.notes():
             problem = problem.in_context(problem.context.with_sample(**notes))
+        # Plain steps y ← T(y), as long as the cell renews its context.
         problem, point, warm_up = self.warm_up(problem)
         image = problem.evaluate(point) if point.shape[0] else point
+        # Rows whose squares would overflow or underflow are divided by a power of two.
         problem, point, image = problem.in_own_units(point, image)
         trace = trace or problem.trace
         recorder = Recorder(problem, states=trace == "states") if trace else None
@@ -188,7 +207,7 @@ class Solver(Method, Generic[M]):
                 and rows.running_count
                 and iteration % patience == 0
             ):
-                rows.give_up_stalled(self.tolerance, remaining / patience)
+                rows.give_up_slow(self.tolerance, remaining / patience)
             if not remaining or not rows.running_count:
                 break
             point = propose(memory, point, image, change)
