@@ -1,11 +1,25 @@
 """Minimizer of the sum of a data term and a learned prior of photographs.
 
-    y* = argmin (w/2)‖Ay − x‖² + R_σ(y),  w = (σ/ν)²/λ
+    y* = argmin G(y),  G(y) = (w/2)‖Ay − x‖² + R_σ(y),  w = (σ/ν)²/λ
 
-Here ν is the noise of x, σ the noise level of the prior, λ its strength, and the eigenvalues of
-∇²R_σ are at least −`concavity` > −1. If A is the identity, the objective is strongly convex and y*
-is unique. If A loses information, y* need not be unique, and no distance to it is proven;
-`RestoredPhotos` then bounds how much lower the objective of any picture within one gray level is.
+Here x are the measured values, A is the measurement, ν the noise of x, σ the noise level of the
+prior R, and λ its strength. R is a sum of ridge functions of filtered pictures
+(`energies/ridge.py`, `opponent.py`), with −c ≼ ∇²R_σ ≼ C and c < 1 (`concavity`, `curvature`).
+`PhotoRestorer` denoises with ν and σ both λν, so that w = 1: G(y) = ½‖y − x‖² + R_{λν}(y).
+
+The minimizer is a fixed point of a gradient step (`models/restorers/photo.py`):
+
+    T(y) = y − s∇G(y),  s = min(1, 1/L),  m ≼ ∇²G ≼ L = C + w‖A‖²
+
+- If A is the identity, m = w − c. If m > 0, y* is unique and T is a contraction with q = 1 − sm.
+  Anderson's method, with a damping of 3, stops at q/(1 − q)·‖T(y) − y‖ ≤ accuracy·√n, which bounds
+  the root mean square distance of the n returned pixels to those of y*.
+- If A loses information, m = −c; if A is not linear, m = −∞. Then y* need not be unique, and no
+  distance to it is proven. Anderson's method stops where the root mean square of
+  ∇G = (y − T(y))/s is at most 0.01 σ. `RestoredPhotos` then bounds how much lower the objective of
+  any picture within one gray level is.
+
+For a large picture in tiles, the last solve uses Nesterov's method, which stores two pictures.
 """
 
 from __future__ import annotations
@@ -74,14 +88,14 @@ class ErrorBelow(StoppingCriterion):
 
 @dataclass(frozen=True)
 class GradientBelow(StoppingCriterion):
-    """Root mean square of ∇G at most `level`, with T(y) − y = −`length`·∇G."""
+    """Root mean square of ∇G at most `gradient`, with T(y) − y = −`length`·∇G."""
 
-    level: float
+    gradient: float
     length: float
 
     def reached(self, iterate: Iterate) -> Tensor:
         size = math.sqrt(iterate.image.shape[1])
-        return iterate.residuals.absolute <= self.length * self.level * size
+        return iterate.residuals.absolute <= self.length * self.gradient * size
 
 
 @dataclass(frozen=True)
@@ -219,7 +233,7 @@ class PhotoMinimizer(nn.Module):
         The bound on the error of the whole picture includes the effect of cut edges.
 
         Args:
-            accuracy: Not used.
+            accuracy: Not used; `answer_in_tiles` passes it to every restorer.
         """
         return 4 * self.prior.size
 
@@ -409,6 +423,7 @@ class PhotoMinimizer(nn.Module):
             low_memory: Use a solver that stores two pictures.
         """
         context, layout = Context(), (tuple(start.shape[1:]),)
+        # `DataFidelity` weighs by (σ/spread)² with σ the last input of the layer: this gives w.
         spread = self.noise * math.sqrt(self.strength)
         data = DataFidelity(measurement, spread, box=self.box, image_shape=layout[0])
         weight = (self.level / spread) ** 2
@@ -422,7 +437,9 @@ class PhotoMinimizer(nn.Module):
         else:
             norm, data_convexity = _norm_near(measurement, start), -math.inf
         convexity = data_convexity - concavity
-        cell = PhotoCell(data, self.prior, curvature + weight * norm**2, convexity)
+        cell = PhotoCell(
+            data, self.prior, curvature=curvature + weight * norm**2, convexity=convexity
+        )
         contraction = cell.limits.contraction
         # Converged samples stay in the batch, because a measurement may have one mask per sample.
         options: dict[str, Any] = {"max_iterations": self.max_iterations, "drop_share": 1.0}
