@@ -17,7 +17,7 @@ y* = σ(−∇E(y*)). In OptEq −∇E(y) = WWᵀy + US(x) + b.
 4. `_radii` returns min_j (margin_j − error_j)/L_j, with L_j a Lipschitz constant of margin_j in the
    image (`radii.py`, `stem.py`), or 0 if the class is not certified.
 
-Every bound is enlarged by a share of `NORM_SLACK`, which covers the rounding of evaluating it.
+Every bound is enlarged by a share of `NORM_SLACK` (1e-9), for the rounding of evaluating it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from equilibria.equilibrium.capabilities import EnergyForm
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.equilibrium.objective import distance_per_sample
 from equilibria.models.base import EquilibriumModel, predicted_classes
-from equilibria.operators.rounding import NORM_SLACK, accumulated
+from equilibria.operators.rounding import accumulated
 from equilibria.solvers._cpu import sample_blocks
 
 JUDGE_MEMORY_FACTOR = 8
@@ -368,13 +368,12 @@ class LayerCertifier:
             bound = MarginBound.by_convexity(
                 direction, convex.convexity[:, None], differences.quadratic
             )
-            bound = bound if differences.quadratic is None else bound.widened()
-            error = bound.error(convex.pull, convex.rounding)
+            error = bound.widened().error(convex.pull, convex.rounding)
         else:
             known = reading.margin_lipschitz
-            known = None if known is None else known[best] * (1 + NORM_SLACK)
+            known = None if known is None else known[best]
             bound = MarginBound.by_contraction(direction, errors.contraction[:, None], known)
-            error = bound.error(errors.residual, errors.rounding)
+            error = bound.widened().error(errors.residual, errors.rounding)
         share = accumulated(8 * ROUNDINGS_PER_NUMBER * variables.shape[1], UNIT)
         read = reading_error(reading.pairs.rows, reading.offset, norms(variables), logits, share)
         return logits, Margins.of(logits, error + read), differences

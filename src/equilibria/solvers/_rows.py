@@ -161,7 +161,7 @@ class Rows:
         its first three iterations (`Scale.measure`).
 
         - A bounded row that reached its goal ends as CONVERGED: its relative residual is at most
-          the tolerance, or the stopping criterion says so.
+          the tolerance, or the stopping criterion is met.
         - A row that is not bounded ends as DIVERGED.
         - With `must_fall`, a row whose absolute residual did not fall ends as OUT_OF_ITERATIONS.
 
