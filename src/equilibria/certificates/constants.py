@@ -76,10 +76,10 @@ def layer_constants(prepared: PreparedModel) -> MarginConstants:
     q, entering = cell.contraction(context), cell.input_lipschitz(context)
     if prepared.stem is None or entering is None or q is None or float(q.max()) >= 1:
         why = prepared.no_radius or "no Lipschitz constant in the image is known"
-        return MarginConstants(early.bound.slope, why_no_slope=why)
+        return MarginConstants(early.bound.per_residual, why_no_slope=why)
     limit = q.max().double() * (1 + NORM_SLACK)
     slope = global_steepness(early.direction, limit, entering.max() * prepared.stem.lipschitz())
-    return MarginConstants(early.bound.slope, slope * (1 + NORM_SLACK))
+    return MarginConstants(early.bound.per_residual, slope * (1 + NORM_SLACK))
 
 
 def contraction_limits(model: nn.Module, image_shape: tuple[int, ...]) -> list[float | None]:

@@ -5,7 +5,7 @@ knows families of cells. `cell_facts` chooses by the class of the cell; a cell a
 be proven registers its own facts:
 
     @cell_facts.register
-    def _(cell: MyCell, at: Setting) -> MyCellFacts: ...
+    def _(cell: MyCell, at: CellPoint) -> MyCellFacts: ...
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Resolved:
             between(self.rows), between(self.solution), between(self.residual), self.convexity
         )
 
-    def form(self) -> tuple[Tensor, Tensor]:
+    def quadratic(self) -> tuple[Tensor, Tensor]:
         """Bound gᵀXg from below and above: uᵀ(g + e), and at most eᵀXe ≤ ‖e‖²/(1 − h) more."""
         low = (self.solution * (self.rows + self.residual)).sum(dim=-1).clamp_min(0)
         return low, low + self.residual.square().sum(dim=-1) / self.convexity

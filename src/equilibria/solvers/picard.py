@@ -39,6 +39,10 @@ class Picard(Solver[Memory]):
         super().__post_init__()
         check_share(damping=self.damping)
 
+    @property
+    def steady(self) -> bool:
+        return True
+
     def begin(self, start: Tensor) -> Memory:
         return Memory()
 
