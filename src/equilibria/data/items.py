@@ -72,7 +72,10 @@ class Items:
 
     @property
     def labels(self) -> Tensor | None:
-        """Labels, if the data set has them without reading images (`targets`)."""
+        """Labels of all items; None if the data set cannot provide them without reading images.
+
+        They come from the attribute `targets`, or from the second tensor of a `TensorDataset`.
+        """
         return _targets(self.dataset)
 
 

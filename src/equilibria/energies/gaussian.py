@@ -119,7 +119,12 @@ class WholeMap:
         return r.flatten(1)[:, None]
 
     def merge(self, patches: Tensor, like: Tensor) -> Tensor:
-        """Return the patch as a map with the shape and memory format of `like`."""
+        """Return a state that was split into one patch, its only one, in its original shape.
+
+        Args:
+            patches: The patch, shape (B, 1, numbers).
+            like: Tensor whose shape and memory format the result gets.
+        """
         return in_format_of(like, patches.reshape(like.shape))
 
     def as_map(self, values: Tensor) -> Tensor:

@@ -166,8 +166,9 @@ def solving(
         strict: Whether a solve that does not converge raises `ConvergenceError`.
         start: Where solves start: a mapping from layer to state (None: the cell's default), or
             "last" for the final state of the layer's previous solve in the block (warm start).
-        record: True or "solves" records results without states, "equilibria" also forward passes
-            in the graph, "iterates" also states and traces.
+        record: What the yielded `Record` contains. True or "solves": the results of all solves,
+            without states. "equilibria": also the equilibria of forward passes, attached to the
+            autograd graph. "iterates": the results with their states and traces.
         private: Whether to hide the block from enclosing ones, which then neither record its solves
             nor define their starts.
 

@@ -49,10 +49,14 @@ class StepRecipe:
         return [*states, *self.context.is_per_sample(), *parameters]
 
     def linearize(self, tensors: Sequence[Tensor]) -> Linearization:
-        """Evaluate the step T(y; θ) and the symmetry weight S (see `Linearization`).
+        """Evaluate one step of the fixed-point map from saved tensors, for the backward pass.
 
         Args:
             tensors: The saved tensors: equilibrium y, tensors of the context, parameters θ.
+
+        Returns:
+            The image T(y; θ). For energies also the activation's slope σ′ there, by which the
+            symmetric backward solve is weighted.
         """
         count = self.state_count + len(self.context.tensors())
         context = self.context.replace(tensors[self.state_count : count])

@@ -79,7 +79,7 @@ class Groups:
         return residual.nan_to_num(nan=torch.inf)
 
     def norm(self, rows: Tensor) -> Tensor:
-        """Return one norm per problem: the 2-norm over all samples that share its x.
+        """Return one 2-norm per optimization problem, over the rows of all samples in its group.
 
         Args:
             rows: One row per sample, shape (samples, N).

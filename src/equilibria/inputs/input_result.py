@@ -130,7 +130,11 @@ class InputResult:
         )
 
     def summary(self) -> str:
-        """Return one line on all problems, with the remedy for the worst of them."""
+        """Return one line on the search: converged inputs, mean loss, cost, and the worst input.
+
+        For the worst input that did not converge, the line says how its search ended and what to
+        do.
+        """
         total, done = self.status.numel(), int(self.converged.sum())
         worst = int(torch.argmax(self.status))
         tail = "" if done == total else f"; problem {worst}: {self.message(worst)}"

@@ -134,7 +134,17 @@ class _KKT:
         self.point = groups.join_all(z, mu, result.x.detach().flatten(1))
 
     def residual(self, point: Tensor, *, create_graph: bool) -> Tensor:
-        """Return F(v), in the graph of v and of the parameters."""
+        """Evaluate the KKT conditions' fixed-point map F at a point v = (z, μ, x).
+
+        Args:
+            point: The point v, one row per problem. If it requires a gradient, F is differentiable
+                in it.
+            create_graph: Whether the derivatives inside F can be differentiated again, in v and in
+                the parameters.
+
+        Returns:
+            F(v), in the shape of v.
+        """
         problem, groups = self.problem, self.problem.groups
         z_rows, mu_rows, x = groups.split_all(point, self.problem.input_shape[1:].numel())
         if not point.requires_grad:

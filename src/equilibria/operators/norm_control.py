@@ -114,7 +114,7 @@ class KernelOperator(LinearOperator):
 
     @property
     def norm_limit(self) -> float | None:
-        """ζ with norm="bound", else None: without it no norm is guaranteed."""
+        """The limit `zeta` on the operator norm if norm="bound" guarantees it, otherwise None."""
         return self.zeta if self.norm == "bound" else None
 
     def norm_bound(self, input_shape: Shape) -> Tensor:

@@ -213,7 +213,10 @@ class _Line:
         self.height = (0.62 + LINE_HEIGHT * lines if is_list else 2.9) + legend
 
     def draw(self, part: Any) -> Sequence[Any]:
-        """Draw into a part of the figure and return the axes."""
+        """Plot the panel's values into a subfigure, and return the axes.
+
+        There is one plot for our results and one for the paper's, if there are points for it.
+        """
         from matplotlib.lines import Line2D
 
         panel = self.panel

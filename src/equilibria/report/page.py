@@ -159,7 +159,7 @@ class RunReport:
         return None if self.explanation is None else self.explanation.convergence
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the rows of the table of figures, as (label, value)."""
+        """Return the page's table of measured values, such as the accuracy, as (label, value)."""
         evaluation, solves = self.evaluation, self.evaluation.solves
         right = f"{evaluation.correct} of {evaluation.samples}"
         rows = [

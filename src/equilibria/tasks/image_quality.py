@@ -100,7 +100,15 @@ class FeatureNetwork(nn.Module):
 
     @torch.no_grad()
     def features(self, images: Tensor, *, batch: int = 256) -> Tensor:
-        """Return the features of images, shape (B, 64)."""
+        """Return the features of images, from which a Fréchet distance is computed.
+
+        Args:
+            images: Images, shape (B, C, H, W).
+            batch: Number of images that are processed at once.
+
+        Returns:
+            Inputs of the last, linear layer, shape (B, 64).
+        """
         return torch.cat([self._features(part) for part in torch.split(images, batch)])
 
     def _features(self, images: Tensor) -> Tensor:

@@ -53,13 +53,13 @@ class WeightAdaptation(EpisodicTask):
 
     @abstractmethod
     def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> nn.Module:
-        """Return a copy of the model after steps on labelled images.
+        """Return a copy of the model whose weights are trained on an episode's labelled images.
 
         Args:
             model: The model; it is not changed.
-            images: Images, shape (N, C, H, W).
-            labels: Labels, shape (N,).
-            steps: Number of steps.
+            images: Images to train on, shape (N, C, H, W).
+            labels: Their labels, shape (N,).
+            steps: Number of gradient steps.
         """
 
     @torch.enable_grad()

@@ -92,7 +92,12 @@ class EngineRun(Generic[EngineT]):
 
     @property
     def residual_limit(self) -> float:
-        """Residual of z and μ below which the search also computes the residual of x."""
+        """Limit of the other residuals below which the search computes that of its input x.
+
+        The residual of x takes more computation. It is computed once the residuals of the
+        equilibrium and its adjoint are, for some problem, at most this limit or the search's
+        tolerance. The default 0 leaves the tolerance.
+        """
         return 0.0
 
     @property

@@ -28,13 +28,16 @@ MakeNorm = Callable[..., CellNorm]
 
 
 class MDEQBlock(nn.Module):
-    """Residual block norm(σ(norm(conv(σ(norm(conv z))) · mask + injection) + z)) (Figure 2).
+    """MDEQ's residual block of two convolutions, with the layer's input injected after the second.
+
+    It computes norm(σ(norm(conv(σ(norm(conv z))) · mask + injection) + z)) (Figure 2 of MDEQ),
+    where the mask is that of variational dropout.
 
     Args:
-        channels: Channels of z.
+        channels: Channels of the block's state z.
         expansion: Ratio of the inner width to `channels`.
-        activation: σ.
-        norm: Makes a norm.
+        activation: The activation σ.
+        norm: Function that makes a norm for a number of channels.
         weight_norm: Whether the convolutions are weight-normalized.
         init_gain: Scale of the second convolution's initial weights.
         gain: Initial gain of the last norm.

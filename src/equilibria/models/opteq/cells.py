@@ -198,11 +198,12 @@ class UnitLayer(nn.Module):
         return 1 - alpha + alpha * self.activation.lipschitz * square / self.mu
 
     def slope_along(self, g: Tensor, context: Context, layout: Layout) -> Tensor:
-        """Return Lipschitz bounds on z ↦ ⟨g, f(z)⟩ for several directions g.
+        """Bound the Lipschitz constant of z ↦ ⟨g, f(z)⟩ for directions g, f this unit layer.
 
-        The derivative (1 − α)I + (α/μ)WᵀDW lies between those for D = 0 and D = L_σ. With M their
-        mean, |⟨g, df⟩| ≤ (‖Mg‖ + ½(α/μ)L_σ‖Wg‖‖W‖)‖dz‖. Unlike ‖g‖ times the Lipschitz constant of
-        f, this depends on the direction of g.
+        Unlike ‖g‖ times the Lipschitz constant of f, a bound depends on the direction of g. The
+        derivative of f is (1 − α)I + (α/μ)WᵀDW, where the diagonal matrix D of the activation's
+        slopes lies between 0 and its Lipschitz constant L_σ. With M the mean of the two extreme
+        derivatives, |⟨g, df⟩| ≤ (‖Mg‖ + ½(α/μ)L_σ‖Wg‖‖W‖)‖dz‖.
 
         Args:
             g: Directions, shape (N, ...) with the shape of z.

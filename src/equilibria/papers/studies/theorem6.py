@@ -311,7 +311,11 @@ def table(runs: Sequence[WidthRun]) -> str:
 
 @drawing()
 def figure(runs: Sequence[WidthRun]) -> Any:
-    """Draw the loss and the distance to the last weights with the linear rates of the theorem."""
+    """Plot loss and distance to the final weights, with the rates of OptEq's Theorem 6 dashed.
+
+    Args:
+        runs: One finished training per network width.
+    """
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(8.4, 4.2), layout="constrained")

@@ -176,11 +176,14 @@ class PacBayes:
             )
 
     def printed(self, *, is_opteq: bool = False) -> float:
-        """Evaluate the square root of Eq. 10 as the paper prints it; compare `by_proof`.
+        """Evaluate GEQ's generalization bound (Eq. 10) with the constants that the paper prints.
+
+        The constants of the paper's proof differ from these; `by_proof` evaluates the bound with
+        them.
 
         Args:
-            is_opteq: Whether to evaluate the bound of OptEq (Remark 1), whose slope β is 1, instead
-                of that of GEQ.
+            is_opteq: Whether to evaluate the bound of OptEq (Remark 1) instead of that of GEQ. It
+                has 1 in place of the largest attention weight β.
 
         Returns:
             The amount by which the bound exceeds the training error.
