@@ -78,7 +78,10 @@ class Energy(nn.Module):
     inject: Callable[..., Context] = _keep_inputs
 
     def descent(self, state: State, context: Context) -> State:
-        """Return −∇E(y; x); by default by automatic differentiation of `value`."""
+        """Return −∇E(y; x), the negative gradient in the state y.
+
+        By default it is computed by automatic differentiation of `value`.
+        """
 
         def checked(tensors: tuple[Tensor, ...], context: Context) -> Tensor:
             value = self.value(unflatten_state(state, tensors), context)

@@ -20,7 +20,7 @@ class Calibrating(Protocol):
     """Term that computes scales once per solve, at the first image; also set `Facts.calibrates`."""
 
     def calibrate(self, image: State, context: Context) -> Context:
-        """Return `context` with scales computed at the first image T(0).
+        """Return `context` with scales computed at the map's first image, that of the zero state.
 
         The scales are part of the autograd graph.
         """
@@ -34,7 +34,7 @@ class Refreshing(Protocol):
 
 
 class StartingAhead(Protocol):
-    """Term whose −∇E at zero costs nothing, so that a solve starts one step ahead."""
+    """Term whose gradient at the zero state costs nothing; a solve then starts one step ahead."""
 
     def first_descent(self, context: Context) -> State | None:
         """Return −∇E(0; x), or None if it would have to be computed."""

@@ -82,7 +82,7 @@ class Solving:
 
 @dataclass(frozen=True)
 class Equilibrium:
-    """Inputs and equilibrium of one forward pass of a layer, in the autograd graph."""
+    """Inputs and equilibrium of one forward pass of a layer, attached to the autograd graph."""
 
     layer: EquilibriumLayer
     inputs: tuple[Tensor, ...]
@@ -98,7 +98,8 @@ class Record:
         keep: What is recorded: "solves", "equilibria", "iterates", or None for nothing.
         solutions: Results of forward solves; with states and traces if `keep` is "iterates".
         backward: Results of backward solves, without their values.
-        equilibria: Forward passes, in the graph, if `keep` is "equilibria".
+        equilibria: Equilibria of forward passes, attached to the autograd graph, if `keep` is
+            "equilibria".
         visited: One iterate per search over inputs, if `keep` is "equilibria".
 
     Examples:
