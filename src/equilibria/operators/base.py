@@ -121,7 +121,7 @@ class LinearOperator(nn.Module, ABC):
         return ()
 
     def forward(self, z: Tensor, weights: Weights | None = None) -> Tensor:
-        """Return A z.
+        """Apply the operator A to a batch: return A z.
 
         Args:
             z: Batch of inputs, shape (B, *input_shape).

@@ -19,7 +19,12 @@ from equilibria.operators.spectral import full_precision, graph_free
 
 
 def symbol(kernel: Tensor, grid: Grid) -> Tensor:
-    """Return K̂ of an (out, in, k, k) kernel with odd k, at the frequencies of a real transform."""
+    """Return the Fourier symbol of a circular convolution, at the frequencies of a real transform.
+
+    Args:
+        kernel: Kernel, shape (out, in, k, k) with odd k.
+        grid: Height and width of the images.
+    """
     taps = at_least_float32(kernel).flatten(2)
     omegas = conv_symbol.frequencies(grid, taps)
     axes = [
