@@ -15,7 +15,9 @@ from equilibria.solvers import AndersonTypeOne, Solver
 
 @dataclass(frozen=True, kw_only=True)
 class MixingEngine(Engine):
-    """Engine whose joint iterates (z, μ, x) are extrapolated by a solver.
+    """Engine whose joint iterates are extrapolated by a solver, such as Anderson's method.
+
+    A joint iterate consists of equilibrium z, adjoint μ and input x.
 
     Args:
         mixing: The solver; None for plain iterates.
