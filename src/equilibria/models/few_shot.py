@@ -30,7 +30,7 @@ from equilibria.registry import check_at_least_one
 
 
 def modulate(features: Tensor, film: Tensor) -> Tensor:
-    """Return (1 + γ) ⊙ features + β.
+    """Modulate feature maps per channel: return (1 + γ) ⊙ features + β (FiLM).
 
     Args:
         features: Maps, shape (B, C, H, W).
@@ -169,10 +169,7 @@ class FiLMCell(MDEQCell):
 
 
 class FewShotClassifier(EquilibriumModel):
-    """Classifier logits = head(z*), z* = T(z*; image, task): h_θ(x, s) of Eq. 29.
-
-    The task vector encodes the classes and their order. It is optimized as an input: `for_images`
-    returns a model of the task vectors alone.
+    """Classifier logits = head(z*), z* = T(z*; image, task): h_θ(x, s) of JIIO's Eq. 29.
 
     Args:
         stem: From images to features.
@@ -343,7 +340,7 @@ def few_shot_mdeq(
     solving: Solving | None = None,
     **cell: Any,
 ) -> FewShotClassifier:
-    """Build a few-shot classifier from an MDEQ with FiLM in its residual blocks (C.2, Table 9).
+    """Build a few-shot classifier from an MDEQ with FiLM in its residual blocks (JIIO, Table 9).
 
     Args:
         num_classes: Number of classes of an episode.

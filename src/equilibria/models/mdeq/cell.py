@@ -112,10 +112,10 @@ class Down(nn.Module):
 
 
 class Projection(nn.Module):
-    """The map norm(conv1×1(σ(z))), upsampled by `scale` to the nearest pixel.
+    """A 1×1 convolution and a norm after an activation, norm(conv1×1(σ(z))), then upsampling.
 
-    It leads from a coarser branch to a finer one (with σ the identity), and follows the sum over
-    the branches (with scale 1).
+    Upsampling by `scale` takes the nearest pixel. The map leads from a coarser branch to a finer
+    one (with σ the identity), and follows the sum over the branches (with scale 1).
 
     Args:
         in_channels: Channels of z.
@@ -152,7 +152,7 @@ class Projection(nn.Module):
 
 
 class MDEQCell(Cell):
-    """MDEQ's cell: one residual block per branch, then a fusion into each branch (Section 3.1).
+    """MDEQ's cell: a residual block per branch, then a fusion into each branch (MDEQ, Section 3.1).
 
     Branch i has 1/2ⁱ of the resolution. A cell with one branch has no fusion, as in the authors'
     code. The cell has no hidden objective and no known Lipschitz bound.

@@ -33,7 +33,7 @@ so that ‖W‖ is at most slightly larger on other maps.
 
 
 class DataTerm(Energy):
-    """Data term (weight/2)·‖A Wᵀy − ŷ‖² without the constant ‖ŷ‖².
+    """Data term (weight/2)·‖A Wᵀy − ŷ‖² of a code y and a measurement ŷ, without the constant.
 
     A multiplies by a mask and averages blocks of pixels. The inputs are Aᵀŷ and the mask.
 
