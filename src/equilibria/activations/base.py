@@ -100,6 +100,9 @@ class Activation(ABC):
     def prox_argument(self, v: Tensor, step: Tensor) -> Tensor:
         """Return a with s·a + (1−s)σ(a) = v, so that σ(a) = prox_{sf}(v), f the penalty.
 
+        Computed by Newton's method in a bracket of the solution, which is bisected where Newton's
+        step leaves it.
+
         Args:
             v: Argument of the proximal operator.
             step: Step size s in (0, 1], of a shape that broadcasts to `v`.

@@ -145,7 +145,7 @@ def _process(
 
 @contextmanager
 def agreed(processes: eq.training.processes.Processes) -> Iterator[None]:
-    """End all processes if this block fails in one of them; otherwise all continue."""
+    """End all processes of a training if this block fails in one; otherwise all continue."""
     message: str | None = None
     try:
         yield

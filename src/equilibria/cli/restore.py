@@ -35,7 +35,7 @@ FIELDS = {"blur": "width", "factor": "factor"}
 
 @dataclass(frozen=True, kw_only=True)
 class RestoredPhoto:
-    """Result for one image file."""
+    """Result of restoring one photograph with the pretrained prior."""
 
     file: str
     restored: str

@@ -44,7 +44,11 @@ class Items:
         return len(self.dataset)
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return images, pixels in [0, 1], and their labels by index."""
+        """Return the images, with pixels in [0, 1], and the labels of some items.
+
+        Args:
+            indices: Indices of the items, shape (B,).
+        """
         items = [self.dataset[index] for index in indices.tolist()]
         images = [self._image(image) for image, _ in items]
         if any(image.shape != images[0].shape for image in images):

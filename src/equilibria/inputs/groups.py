@@ -14,6 +14,9 @@ from equilibria.solvers.convergence import relative_residual
 class Groups:
     """Assignment of samples to optimization problems: one each, or several that share one input.
 
+    Rows of samples become rows of problems by concatenating the samples of a group. Shorter groups
+    are padded with zeros.
+
     Attributes:
         problems: Number of problems.
         samples: Number of samples.

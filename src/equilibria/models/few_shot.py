@@ -171,6 +171,9 @@ class FiLMCell(MDEQCell):
 class FewShotClassifier(EquilibriumModel):
     """Classifier logits = head(z*), z* = T(z*; image, task): h_θ(x, s) of JIIO's Eq. 29.
 
+    The task vector encodes the classes and their order. It is optimized as an input: `for_images`
+    returns a model of the task vectors alone.
+
     Args:
         stem: From images to features.
         conditioning: From features and task vectors to the injection.

@@ -47,7 +47,7 @@ PRINTED = re.compile(
 
 @dataclass(frozen=True)
 class Printed:
-    """A number as printed in a paper.
+    """A number as printed in a paper, with its spread and unit.
 
     Attributes:
         value: The number.
@@ -79,7 +79,7 @@ def printed(text: str) -> Printed | None:
 
 @dataclass(frozen=True)
 class Points:
-    """Values of one column in one row, of the runs or of the paper."""
+    """Values of one column in one row of a table, of our runs or of the paper."""
 
     values: Sequence[float]
     spread: float | None
@@ -92,7 +92,7 @@ class Points:
 
 @dataclass(frozen=True)
 class RecordedRow:
-    """A recorded row. The table may have changed since it was recorded.
+    """A row of a table as it was recorded; the table may have changed since.
 
     Attributes:
         label: Label of the row.

@@ -201,7 +201,7 @@ class RunReport:
 def certified_images(
     model: nn.Module, images: Tensor, labels: Tensor, *, refine: bool = False
 ) -> Certified:
-    """Certify images in batches of `CERTIFIED_PER_BATCH`."""
+    """Certify images in batches of `CERTIFIED_PER_BATCH`; see `certify` for the certificates."""
     certify = certifier(model, tuple(images.shape[1:]))
     parts = torch.split(images, CERTIFIED_PER_BATCH)
     certificate = Certificate.join([certify(part, refine=refine) for part in parts])

@@ -35,7 +35,9 @@ def _errors(images: Tensor, originals: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Autoencoding(Task):
-    """Training of an autoencoder: minimize ‖y − D(x)‖² with x from the encoder, plus a penalty.
+    """Training of an autoencoder: reconstruct images y from the encoder's latents x.
+
+    The loss is ‖y − D(x)‖² with the decoder D, plus a penalty.
 
     Args:
         kind: "vae" draws x and adds `kl_weight` · KL(q(x | y) ‖ N(0, I)) (Kingma and Welling,
@@ -260,9 +262,10 @@ class ImageRestoration(LatentSearch, Task):
     """Training to restore images with one kind of damage.
 
     A generator with an equilibrium layer is trained through the inner problem (JIIO Eq. 24): JIIO
-    finds the latents that fit ŷ best, and the loss is ‖y − h(z*)‖² there. A model that sets
-    `takes_measurement` is called with (ŷ, A), any other model with the picture of ŷ (Eq. 23).
-    Pixels are in [0, 1].
+    finds the latents that fit the damaged image ŷ best, and the loss is ‖y − h(z*)‖² there, with
+    the original y and the image h(z*) decoded from the equilibrium z*. A model that sets
+    `takes_measurement` is called with ŷ and the measurement operator A, any other model with the
+    picture of ŷ (Eq. 23). Pixels are in [0, 1].
 
     Args:
         engine: Engine of the inner problem. Decoders train faster with "anderson" than with

@@ -116,7 +116,7 @@ def load_cifar100(
         subclasses: With coarse labels, "known" excludes the last of the five classes of every group
             (in the order of their names). "unseen" has only these, with all their images in the
             test part.
-        about: Fields of the data set.
+        about: Fields of `DataSet` that the files do not contain, such as its name.
     """
     if labels not in CIFAR100_CLASSES:
         raise ValueError(f"labels must be 'fine' (100 classes) or 'coarse' (20), got {labels!r}")

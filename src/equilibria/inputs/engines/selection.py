@@ -16,6 +16,8 @@ from equilibria.inputs.problem import SMALL_RESIDUAL, JointEvaluation
 class BestIterate:
     """Rule of a search: the iterate of the lowest loss among those whose z is near its equilibrium.
 
+    The last iterate is a candidate too. A problem that has converged returns its last iterate.
+
     Args:
         x: Inputs that the search starts from, one row per problem.
         z: States that the search starts from, one row per sample.

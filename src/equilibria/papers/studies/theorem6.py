@@ -98,7 +98,10 @@ class SmoothLeakyReLU(Activation):
 
 @dataclass(frozen=True)
 class WidthSetting:
-    """The problem and the training; `width` is n_l, the rows of every W_l."""
+    """Settings of one training: sizes of the network and its data; `width` is that of each layer.
+
+    It is the number of rows of every matrix W_l.
+    """
 
     width: int
     depth: int = 2
@@ -113,7 +116,11 @@ class WidthSetting:
 
 @dataclass(frozen=True)
 class WidthRun:
-    """Measurements of one training."""
+    """Measurements of one training of a network of some width, for OptEq's Theorem 6.
+
+    In the following, ℓ is the loss, θ_t the weights after t steps and θ_T the final ones, η the
+    learning rate, and Q₀ the smallest eigenvalue of the tangent kernel at the start.
+    """
 
     setting: WidthSetting
     parameters: int
@@ -134,7 +141,10 @@ class WidthRun:
 
     @property
     def bound(self) -> float:
-        """1 − ηQ₀."""
+        """Factor 1 − ηQ₀ per step by which Theorem 6 bounds the loss, with learning rate η.
+
+        Q₀ is the smallest eigenvalue of the tangent kernel at the start.
+        """
         return 1 - self.learning_rate * self.q0
 
     @property
@@ -146,7 +156,10 @@ class WidthRun:
 
     @property
     def holds(self) -> bool:
-        """Whether ℓ_t ≤ ℓ_0(1 − ηQ₀)^t at every step above the floor."""
+        """Whether the loss is within Theorem 6's bound at every step, above rounding errors.
+
+        The bound is ℓ_t ≤ ℓ_0(1 − ηQ₀)^t after t steps.
+        """
         if self.diverged:
             return False
         first = self.losses[0]
@@ -155,12 +168,15 @@ class WidthRun:
 
     @property
     def rate(self) -> float:
-        """Factor of the loss per step, fitted to the second half."""
+        """Factor of the loss per step, fitted to the second half of the steps."""
         return fitted_rate(self.losses, LOSS_FLOOR * self.losses[0])
 
     @property
     def distance_rate(self) -> float:
-        """Factor of ‖θ_t − θ_T‖ per step, fitted while θ_T is close to θ* compared with θ_t."""
+        """Factor per step of the distance ‖θ_t − θ_T‖ to the final weights.
+
+        It is fitted to the first two thirds, while θ_T is close to the limit compared with θ_t.
+        """
         early = self.distances[: max(2, 2 * len(self.distances) // 3)]
         return math.pow(fitted_rate(early, 0.0), 1 / self.setting.record_every)
 
@@ -214,7 +230,7 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def singular_values(self) -> tuple[float, float]:
-        """Return the smallest singular value of all weights and the largest of the W_l."""
+        """Return the smallest singular value of all weights and the largest of the layers' W_l."""
         spectra = [torch.linalg.svdvals(unit.W.weights()[0]) for unit in self.units]
         smallest = min(float(s[-1]) for s in [*spectra, torch.linalg.svdvals(self.readout)])
         return smallest, max(float(s[0]) for s in spectra)
@@ -225,7 +241,10 @@ class Network(nn.Module):
 
 
 def tangent_spectrum(network: Network, x: Tensor) -> Tensor:
-    """Compute the eigenvalues of K = JJᵀ, ascending."""
+    """Compute the eigenvalues of the tangent kernel K = JJᵀ, ascending.
+
+    J is the Jacobian of the predictions in the parameters.
+    """
     predictions, _ = network(x)
     parameters = list(network.parameters())
     rows = []

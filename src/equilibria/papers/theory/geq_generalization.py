@@ -22,7 +22,9 @@ from equilibria.papers.theory.linear_maps import frobenius, gram_frobenius
 
 @dataclass(frozen=True)
 class GeneralizationBounds:
-    """Bounds on the expected error, with probability 1 − δ over training sets of M samples.
+    """Bounds of GEQ's Proposition 2 on the expected error, with probability 1 − δ.
+
+    The probability is over training sets of M samples.
 
     Examples:
         >>> from equilibria.papers import theory
@@ -56,7 +58,7 @@ def generalization_bounds(
     margin: float = 1.0,
     delta: float = 0.05,
 ) -> GeneralizationBounds:
-    """Evaluate Proposition 2 for a GEQ at its training samples.
+    """Evaluate the generalization bounds of GEQ's Proposition 2 at training samples.
 
     Parallel branches count as one branch whose state contains all of theirs. For trained networks,
     bounds of this kind are far above 1 and therefore carry no information. They are infinite if
@@ -137,7 +139,7 @@ def generalization_bounds(
 
 @dataclass(frozen=True)
 class PacBayes:
-    """Quantities of Proposition 2 and the two forms of its bound.
+    """Quantities of GEQ's Proposition 2 (a PAC-Bayes bound), and the two forms of its bound.
 
     Examples:
         >>> from equilibria.papers.theory.geq_generalization import PacBayes
@@ -152,9 +154,9 @@ class PacBayes:
     mu: float
     """μ, the largest norm of W, U, the head and the biases."""
     m: float
-    """‖WᵀW‖."""
+    """m, the norm ‖WᵀW‖ of the branch's operator."""
     beta_max: float
-    """Largest β."""
+    """Largest attention weight β."""
     radius: float
     """B, the largest norm of an input."""
     units: int
@@ -200,8 +202,9 @@ class PacBayes:
         return math.sqrt((divergence + chance) / self.samples)
 
     def by_proof(self, *, is_opteq: bool = False) -> float:
-        """Evaluate 4√((KL + ln(6M√M/δ))/(M − 1)) with the constants of the proof.
+        """Evaluate GEQ's generalization bound with the constants of the proof, not those printed.
 
+        It is 4√((KL + ln(6M√M/δ))/(M − 1)) for M samples, probability 1 − δ and the divergence KL.
         The constants follow from Lemma 2 and the perturbation bounds of Eqs. 30 and 35.
 
         Args:
@@ -229,7 +232,7 @@ class PacBayes:
 
 
 def margin_loss(logits: Tensor, labels: Tensor, margin: float) -> float:
-    """Compute the fraction of samples that are not classified correctly with a margin (Eq. 9).
+    """Compute the fraction of samples not classified correctly with a margin (GEQ, Eq. 9).
 
     Args:
         logits: Shape (samples, classes).
