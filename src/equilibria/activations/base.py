@@ -38,7 +38,10 @@ class Activation(ABC):
 
     @property
     def lipschitz(self) -> float:
-        """Lipschitz constant L_σ: the smallest with |σ(a) − σ(b)| ≤ L_σ |a − b|. Default: 1."""
+        """Lipschitz constant of the activation σ: the smallest L with |σ(a) − σ(b)| ≤ L |a − b|.
+
+        The default is 1.
+        """
         return 1.0
 
     @abstractmethod
@@ -50,7 +53,7 @@ class Activation(ABC):
         """
 
     def overwrite(self, a: Tensor) -> Tensor:
-        """Return σ(a), computed in place if the activation supports it.
+        """Return the activation σ(a), computed in place if that is supported.
 
         Args:
             a: Pre-activations that are no longer needed.

@@ -43,7 +43,7 @@ class RestoredPhoto:
     noise: float
     """Standard deviation of the noise, given or estimated."""
     strength: float | None
-    """λ of the prior, given or chosen by the discrepancy principle."""
+    """Weight λ of the prior, given or chosen by the discrepancy principle."""
     status: str
     iterations: int | None
     bound: float | None

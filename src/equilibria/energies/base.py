@@ -53,7 +53,7 @@ class Energy(nn.Module):
     """
 
     def value(self, state: State, context: Context) -> Tensor:
-        """Return E(y; x) of each sample.
+        """Return the energy E(y; x) of each sample.
 
         Args:
             state: The state y.

@@ -412,7 +412,7 @@ def diversity(z: Tensor, other: Tensor) -> Tensor:
 
 
 def off_diagonal(M: Tensor) -> Tensor:
-    """Return M with zeros on the diagonal."""
+    """Return a batch of matrices with zeros on their diagonals."""
     mask = 1 - torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)
     return M * mask
 

@@ -254,7 +254,10 @@ class GaussianKernel(Energy):
         return Bounds((W * W_h) ** 2, STEEPEST * (W * W_h) ** 2)
 
     def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
-        """Return bounds; the curvature (‖W‖‖W_h‖)² is unknown if γ follows the state."""
+        """Return bounds on the derivatives; the curvature is unknown if γ follows the state.
+
+        It is otherwise (‖W‖‖W_h‖)².
+        """
 
         def curvature() -> Tensor | None:
             return None if self.scale.follows_state else self._curvature(layout)

@@ -101,7 +101,7 @@ class HeritageDiversity(Energy):
         return Context()
 
     def operators(self) -> list[LinearOperator]:
-        """Return the linear operators among the W of the branches."""
+        """Return the operators Wᵢ of the branches, those that are linear operators."""
         return [W for W in self.W if isinstance(W, LinearOperator)]
 
     def features(self, state: State, context: Context) -> list[Tensor]:
@@ -158,7 +158,9 @@ class HeritageDiversity(Energy):
         return Bounds(None if coupling is None else max(norms) ** 2 * coupling)
 
     def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
-        """Return bounds; the curvature is known if λ = 0 or the signs are frozen.
+        """Return bounds on the derivatives; the curvature is known for λ = 0 or frozen signs.
+
+        λ is the weight of the diversity.
 
         The curvature is at most max‖Wᵢ‖² · maxᵢ ½(‖P_{i:i+1}‖ + ‖P_{i−1:i}‖)(1 + λ(C − 1)). Here
         P_{i:i+1} resamples branch i+1 to the resolution of branch i, and C is the number of
@@ -184,7 +186,7 @@ class HeritageDiversity(Energy):
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
-        """Bound the rounding error of the descent and of one addition for λ = 0, otherwise None.
+        """Bound the rounding error of the descent and of one addition; None with diversity.
 
         The descent of a branch is W applied to the resampled features Wᵀy of its neighbors.
         """

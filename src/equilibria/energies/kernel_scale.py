@@ -33,9 +33,9 @@ class KernelScale(nn.Module, ABC):
 
     couples_batch: bool = False
     follows_state: bool = False
-    """Whether γ is recomputed from the state at every step."""
+    """Whether the scale γ is recomputed from the state at every step."""
     follows_input: bool = True
-    """Whether γ of a sample depends on its input."""
+    """Whether the scale γ of a sample depends on its input."""
 
     @abstractmethod
     def at_start(self, energies: Tensor) -> Tensor:

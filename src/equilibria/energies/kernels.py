@@ -65,7 +65,7 @@ class InnerProductKernel(Energy, ABC):
 
     @abstractmethod
     def attention(self, state: State, context: Context) -> Tensor:
-        """Return the factor of c in −∇E of each sample, shape (B,)."""
+        """Return the factor of c = Ux + b in the descent −∇E of each sample, shape (B,)."""
 
     def descent(self, state: State, context: Context) -> State:
         c = context["c"]

@@ -75,19 +75,19 @@ class Regularizer(ABC):
     couples_batch: ClassVar[bool] = False
     """Whether R(z) of one sample depends on the others; inference then depends on the batch."""
     convex: ClassVar[bool] = True
-    """Whether R is convex; otherwise an equilibrium may not minimize the objective with R."""
+    """Whether R is convex; otherwise an equilibrium may not minimize an objective with R."""
 
     @abstractmethod
     def value(self, z: Tensor) -> Tensor:
-        """Return R(z) of each sample, shape (B,); a scalar if R couples the batch."""
+        """Return the regularizer R(z) of each sample, shape (B,); a scalar if it couples samples."""
 
     def gradient(self, z: Tensor) -> Tensor:
-        """Return ∇R(z); by default by automatic differentiation of `value`."""
+        """Return the gradient ∇R(z); by default by automatic differentiation of `value`."""
         with full_precision(z):
             return gradients_of(lambda leaves, _: self.value(*leaves), [z], Context())[0]
 
     def proximal(self, z: Tensor, gamma: float) -> Tensor | None:
-        """Return argmin_u γR(u) + ½‖u − z‖², or None if it has no closed form."""
+        """Return the proximal point argmin_u γR(u) + ½‖u − z‖², or None without a closed form."""
         return None
 
     def step(self, z: Tensor, gamma: float) -> Tensor:
@@ -163,10 +163,10 @@ class Decorrelation(Regularizer):
 class HSIC(Regularizer):
     """HSIC, the dependence Σ_{i<j} (B−1)⁻² tr(K_i H K_j H) of channels over a batch of B samples.
 
-    Section 7.2.1 of OptEq. K_i is the Gaussian kernel matrix exp(−(z_ia − z_ib)²/2s_i²) of channel
-    i, averaged over the image, and H is the centering matrix. With K̃ = HKH it equals ½(‖Σ K̃_i‖² −
-    Σ‖K̃_i‖²)/(B−1)², which takes O(mB²) operations and memory for m channels instead of O(m²B²).
-    Not convex. Constant channels contribute nothing.
+    See Section 7.2.1 of OptEq. K_i is the Gaussian kernel matrix exp(−(z_ia − z_ib)²/2s_i²) of
+    channel i, averaged over the image, and H is the centering matrix. With K̃ = HKH it equals ½(‖Σ
+    K̃_i‖² − Σ‖K̃_i‖²)/(B−1)², which takes O(mB²) operations and memory for m channels instead of
+    O(m²B²). Not convex. Constant channels contribute nothing.
 
     Args:
         bandwidth: s, a number or a rule (the paper does not state one). "deviation": 0.954 standard

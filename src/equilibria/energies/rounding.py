@@ -19,7 +19,7 @@ Extra: TypeAlias = Callable[[Context, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Rounding:
-    """Bound on the rounding error of a computed ∇E(y; x).
+    """Bound on the rounding error of the computed gradient ∇E(y; x) of an energy.
 
     With c = Ux + b as computed (see `Input`), the error of a sample is at most
 

@@ -89,11 +89,11 @@ class Cell(nn.Module):
 
     @property
     def limits(self) -> StepBounds[float]:
-        """Lipschitz bounds of the step that hold for every value of the parameters."""
+        """Bounds on the Lipschitz constants of the step that hold for every value of the parameters."""
         return StepBounds()
 
     def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
-        """Return Lipschitz bounds of the step for the current parameters and this context.
+        """Return bounds on the Lipschitz constants of the step for the current parameters.
 
         Args:
             context: The result of `inject`.

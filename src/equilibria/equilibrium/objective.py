@@ -113,7 +113,7 @@ class EnergyObjective(Objective):
 
 
 def distance_per_sample(a: State, b: State) -> Tensor:
-    """Return ‖a − b‖ of each sample."""
+    """Return the distance ‖a − b‖ of two states for each sample."""
     squares = [
         sum_per_sample((p - q).square())
         for p, q in zip(state_tensors(a), state_tensors(b), strict=True)

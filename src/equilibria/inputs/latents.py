@@ -288,7 +288,9 @@ class LatentSearch:
 def find_latents(
     decoder: nn.Module, images: Tensor, *, start: Tensor | None = None, **search: Any
 ) -> InputResult:
-    """Find x_i = argmin ‖y_i − D(x)‖² + ridge ‖x‖² for each image (the inner problem of Eq. 20).
+    """Find the latents x of each image y that minimize ‖y − D(x)‖² + ridge ‖x‖², D the decoder.
+
+    This is the inner problem of JIIO's Eq. 20.
 
     Args:
         decoder: D, an equilibrium decoder.

@@ -117,11 +117,11 @@ class InputProblem:
     groups: Groups
     penalty: Penalty | None
     evaluations: int = 0
-    """Calls of T in the search so far, each for the whole batch."""
+    """Calls of the map T in the search so far, each for the whole batch."""
     vjps: int = 0
-    """Vector-Jacobian products with T so far."""
+    """Vector-Jacobian products with the map T so far."""
     check_evaluations: int = 0
-    """Calls of T for true losses."""
+    """Calls of the map T for true losses."""
 
     def __post_init__(self, model: nn.Module, x0: Tensor) -> None:
         model = as_constant(model)
@@ -146,7 +146,7 @@ class InputProblem:
         return other
 
     def cell_inputs(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the outputs of the stem for x, one row per sample."""
+        """Return the outputs of the stem for the inputs x, one row per sample."""
         injected = as_inputs(self.stem(self.groups.to_samples(x)))
         return tuple(in_fastest_format(tensor) for tensor in injected)
 
@@ -168,7 +168,7 @@ class InputProblem:
     def check(
         self, x: Tensor, start: Tensor | None, *, tolerance: float, reset: Tensor | None = None
     ) -> Check:
-        """Solve for the equilibria at x and evaluate their losses.
+        """Solve for the equilibria at the inputs x and evaluate their losses.
 
         Args:
             x: Inputs, one row per problem.

@@ -212,7 +212,7 @@ class Steps:
 
 
 class QuasiNewton:
-    """L-BFGS direction H g, with the inverse Hessian H from the last steps (Nocedal, 1980).
+    """L-BFGS direction H g of a gradient g, H the inverse Hessian estimated from the last steps.
 
     Steps without positive curvature, which kinks and inexact gradients cause, are ignored row by
     row and do not replace older steps in a full memory.
@@ -224,7 +224,7 @@ class QuasiNewton:
         self.last: tuple[Tensor, Tensor] | None = None
 
     def observe(self, x: Tensor, gradient: Tensor, usable: Tensor) -> None:
-        """Record the gradient at the latest x; `usable` masks the rows whose change counts."""
+        """Record the gradient at the latest input; `usable` masks the rows whose change counts."""
         if self.last is not None:
             step, change = x - self.last[0], gradient - self.last[1]
             product = (step * change).sum(dim=1)

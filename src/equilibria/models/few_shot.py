@@ -109,7 +109,7 @@ class ClassesHead(nn.Module):
 
 
 class BranchesFiLM(nn.Module):
-    """The inputs of a `FiLMCell`: the features, and γ and β for each branch.
+    """The inputs of a `FiLMCell`: the features, and scales γ and shifts β for each branch.
 
     Args:
         task_size: Length of the task vector.
@@ -271,7 +271,9 @@ def few_shot_opteq(
     init_scale: float = 0.5,
     solving: Solving | None = None,
 ) -> FewShotClassifier:
-    """Build a few-shot classifier with y = σ(WWᵀy + FiLM(g(image)) + b), OptEq in y-space.
+    """Build a few-shot classifier from an OptEq whose input is modulated by the task vector.
+
+    The map is y ↦ σ(WWᵀy + FiLM(g(image)) + b), with features g(image).
 
     The map is a contraction for every task vector. There is one modulated copy of the features
     g(image) per class, and W couples the copies. The head is initialized as the sum over each copy,

@@ -45,7 +45,10 @@ FIRST_TRIES = 8
 
 
 def polyphase(kernel: Tensor, stride: int) -> Tensor:
-    """Return the stride-1 kernel on sorted pixels: (out, in, k, k) → (out, in·s², ⌈k/s⌉, ⌈k/s⌉)."""
+    """Return the kernel of a strided convolution as one of stride 1 on sorted pixels.
+
+    The shape (out, in, k, k) becomes (out, in·s², ⌈k/s⌉, ⌈k/s⌉) for stride s.
+    """
     if stride == 1:
         return kernel
     out, channels, *sizes = kernel.shape

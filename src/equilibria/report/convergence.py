@@ -74,7 +74,10 @@ class Convergence:
         return torch.where(difference > resolution, difference, torch.nan)
 
     def proven_residual(self) -> Tensor | None:
-        """Return qᵏ times the mean initial residual, a bound for Picard; None if q ≥ 1."""
+        """Return a bound on the residual of Picard, qᵏ times the mean initial residual.
+
+        q is the contraction factor and k the iteration. None if q is unknown or at least 1.
+        """
         if self.contraction is None or self.contraction >= 1:
             return None
         powers = torch.arange(self.iterations, dtype=torch.float64)

@@ -91,12 +91,12 @@ class Classification(Task):
 
 @dataclass(frozen=True)
 class BranchClassification(Classification):
-    """Classification with a penalty γ(λD − H) on the branches of a POptEqs or MOptEqs model.
+    """Classification with a penalty on the features of a POptEqs or MOptEqs model's branches.
 
-    The penalty is added to the cross-entropy; H is the heritage of neighboring branches and D their
-    diversity. This is the augmented loss of Li et al. (MOptEqs), Section 3.2, which they compare
-    with heritage and diversity in the hidden objective. It has no lower bound: a large γ makes the
-    features of the branches diverge.
+    The penalty γ(λD − H) is added to the cross-entropy; H is the heritage of neighboring branches
+    and D their diversity. This is the augmented loss of Li et al. (MOptEqs), Section 3.2, which
+    they compare with heritage and diversity in the hidden objective. It has no lower bound: a large
+    γ makes the features of the branches diverge.
 
     Args:
         label_smoothing: Weight of the uniform distribution in the targets of training.

@@ -76,5 +76,8 @@ class MixingRun(EngineRun[MixingEngine]):
 def anderson(
     memory: int = 5, ridge: float = 1e-3, cap: float = 10.0, **options: Any
 ) -> MixingEngine:
-    """Mix by Anderson's method, type I, with a ridge and a cap on its weights, near the optimum."""
+    """Build an engine that mixes iterates by Anderson's method, type I, near the optimum.
+
+    The method has a ridge and a cap on its weights.
+    """
     return MixingEngine(mixing=AndersonTypeOne(memory=memory, ridge=ridge, cap=cap), **options)

@@ -27,7 +27,10 @@ class Density(Protocol):
         ...
 
     def log_likelihood(self, latents: Tensor) -> Tensor:
-        """Return ln p, or a lower bound on it, per vector, shape (B,); differentiable."""
+        """Return the log-density, or a lower bound on it, of each vector, shape (B,).
+
+        It is differentiable.
+        """
         ...
 
 

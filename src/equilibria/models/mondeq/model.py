@@ -37,7 +37,7 @@ Splitting = Literal["forward-backward", "peaceman-rachford"]
 
 
 class UnitKernel(nn.Module):
-    """A convolution kernel scale · K/‖K‖_F with trainable K and scale (initially 1)."""
+    """A convolution kernel scale · K/‖K‖_F with a trainable tensor K and scale (initially 1)."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
         super().__init__()

@@ -207,7 +207,7 @@ def _reconstructed(
 
 
 def branch_features(cell: Cell, state: State, context: Context) -> list[Tensor]:
-    """Return the feature zᵢ of every branch, at the resolution of the branch.
+    """Return the feature zᵢ of every branch i, at the resolution of the branch.
 
     Args:
         cell: Cell of a POptEqs, MOptEqs or GEQ model.

@@ -36,7 +36,7 @@ FirstIterate = Literal["zero", "input"]
 
 
 class OptEqCell(EnergyCell):
-    """OptEq's cell in y-space: y = σ(WWᵀy/μ + Ux + b), with the feature z = Wᵀy/μ.
+    """OptEq's cell: y = σ(WWᵀy/μ + Ux + b) with state y and the feature z = Wᵀy/μ.
 
     y* minimizes G(y) = 1ᵀS*(y) − ⟨Ux + b, y⟩ − ‖Wᵀy‖²/2μ, with S* the conjugate of the primitive of
     σ, and z* minimizes the convex φ of OptEq's Theorem 1. φ(z) = G(y)/μ at every output of the map,
@@ -75,7 +75,7 @@ class OptEqCell(EnergyCell):
 
     @property
     def W(self) -> LinearOperator:  # noqa: N802 - the paper's symbol
-        """The operator W of the quadratic term."""
+        """The operator W of the quadratic term, from features z to states y."""
         return next(term.W for term in self.energy.modules() if isinstance(term, Quadratic))
 
     output_form = "linear"
@@ -237,7 +237,9 @@ class UnitLayer(nn.Module):
 
 
 class DeepOptEqCell(Cell):
-    """Deep OptEq's cell z = f_L∘…∘f_1(z, x) (Eq. 5); with one layer it is OptEq in z-space.
+    """Deep OptEq's cell z = f_L∘…∘f_1(z, x) of unit layers f_l (OptEq, Eq. 5).
+
+    With one layer it is OptEq in z-space.
 
     The Jacobian αWᵀDW/μ + (1−α)I of one layer is symmetric; that of several layers is not.
 
@@ -341,7 +343,10 @@ class DeepOptEqCell(Cell):
         return z
 
     def pulls(self, z: Tensor) -> list[Tensor | None]:
-        """Return the regularizer's summand T_R(z) − z of one layer's input, and None for others."""
+        """Return what a regularizer adds to one layer's input, and None for the other layers.
+
+        It adds T_R(z) − z, T_R its step.
+        """
         count = len(self.layers)
         pulls: list[Tensor | None] = [None] * count
         if self.regularizer is not None:
@@ -475,7 +480,7 @@ class DeepOptEqCell(Cell):
         return error
 
     def energy_form(self, state: State, context: Context) -> EnergyForm | None:
-        """Return the form in y-space for a single layer without a regularizer, else None."""
+        """Return the objective in the variable y for one layer without a regularizer, else None."""
         if len(self.layers) > 1 or self.regularizer is not None:
             return None
         (layer,), (part,) = self.units(), context.parts.values()
@@ -493,7 +498,7 @@ class DeepOptEqCell(Cell):
 
 
 class UnitBlock(NamedTuple):
-    """Input and output of a layer: z = αp + (1−α)v with p = Wᵀσ(Wv + c)/μ = prox_φ(v).
+    """Input v and output z of a layer: z = αp + (1−α)v with p = Wᵀσ(Wv + c)/μ = prox_φ(v).
 
     Attributes:
         v: Input.

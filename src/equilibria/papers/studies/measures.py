@@ -54,7 +54,7 @@ def heritage_diversity(model: nn.Module, test: Split, seed: int) -> Mapping[str,
 
 
 def robustness(model: nn.Module, test: Split, seed: int) -> Mapping[str, float]:
-    """Measure the accuracy under PGD in L∞."""
+    """Measure the accuracy under PGD with perturbations of limited L∞ norm."""
     images = some_images(test, ATTACKED_IMAGES, seed)
     settings = AttackSettings(method="pgd", norm="linf", eps=BUDGET, steps=ATTACK_STEPS)
     result = measure_attack(model, images.images, images.labels, settings, BATCH)

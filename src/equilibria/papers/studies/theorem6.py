@@ -52,7 +52,10 @@ LOSS_FLOOR = 1e-14
 
 @dataclass(frozen=True)
 class SmoothLeakyReLU(Activation):
-    """σ(a) = pa + q(√(a² + 1) − 1), p = (1+s)/2, q = (1−s)/2: slopes strictly between s and 1."""
+    """Smooth leaky ReLU σ(a) = pa + q(√(a² + 1) − 1), p = (1+s)/2, q = (1−s)/2.
+
+    Its slopes are strictly between s and 1.
+    """
 
     name: ClassVar[str] = "smooth_leaky_relu"
     slope: float = 0.3
@@ -84,7 +87,7 @@ class SmoothLeakyReLU(Activation):
         return self.p * a.square() / 2 + self.q * (root / 2 - a)
 
     def inverse(self, y: Tensor) -> Tensor:
-        """Return σ⁻¹(y), a root of a quadratic equation."""
+        """Return the inverse σ⁻¹(y) of the activation, a root of a quadratic equation."""
         w = y + self.q
         return (self.p * w - self.q * (w.square() + self.slope).sqrt()) / self.slope
 
@@ -130,13 +133,13 @@ class WidthRun:
     """λ_max/λ_min of the tangent kernel at the start."""
     losses: list[float]
     gradient_ratio: float
-    """Smallest ‖∇ℓ‖²/2ℓ over the steps, divided by Q₀."""
+    """Smallest ‖∇ℓ‖²/2ℓ over the steps, ℓ the loss, divided by Q₀."""
     smallest_singular_value: float
     largest_norm: float
     movement: float
-    """‖θ_T − θ_0‖/‖θ_0‖."""
+    """Relative change ‖θ_T − θ_0‖/‖θ_0‖ of the weights."""
     distances: list[float]
-    """‖θ_t − θ_T‖ every `record_every` steps."""
+    """Distance ‖θ_t − θ_T‖ to the final weights, every `record_every` steps."""
     diverged: bool
 
     @property
@@ -194,7 +197,10 @@ def fitted_rate(values: Sequence[float], floor: float) -> float:
 
 
 class Network(nn.Module):
-    """Network y = W_{L+1} z*, z* the equilibrium of a Deep OptEq (Eq. 5) with free norms."""
+    """Network of the study: predictions W_{L+1} z*, z* the equilibrium of a Deep OptEq.
+
+    The norms of the weights are not limited (OptEq, Eq. 5).
+    """
 
     def __init__(self, setting: WidthSetting, generator: torch.Generator) -> None:
         super().__init__()
@@ -224,7 +230,7 @@ class Network(nn.Module):
             self.readout.div_(math.sqrt(m))
 
     def forward(self, x: Tensor, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the predictions and z*."""
+        """Return the predictions and the equilibrium z*."""
         z = self.layer(x, start)
         return z @ self.readout.mT, z
 
@@ -257,7 +263,7 @@ def tangent_spectrum(network: Network, x: Tensor) -> Tensor:
 
 
 def train(setting: WidthSetting) -> WidthRun:
-    """Train by full-batch gradient descent on ℓ = ½‖prediction − target‖² in float64."""
+    """Train a network by full-batch gradient descent on ½‖prediction − target‖² in float64."""
     generator = torch.Generator().manual_seed(setting.seed)
     shape = (setting.samples, setting.inputs)
     x = F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=1)

@@ -62,11 +62,11 @@ class BranchFacts:
     betas: Tensor
     """Attention weight β of every patch, shape (inputs, patches)."""
     gamma: float
-    """γ of the Gaussian kernel."""
+    """Scale γ of the Gaussian kernel."""
     norm_w: float
-    """Upper bound on ‖W‖, including W_h."""
+    """Upper bound on the norm of the operator W, including W_h."""
     norm_u: float
-    """Upper bound on ‖U‖, including W_h."""
+    """Upper bound on the norm of the input operator U, including W_h."""
 
     @property
     def beta_max(self) -> float:
@@ -206,7 +206,7 @@ def layer_facts(layer: EquilibriumLayer, inputs: Tensor) -> list[BranchFacts]:
 
 
 def projected(kernel: GaussianKernel, r: Tensor) -> Tensor:
-    """Multiply the patches of a feature map by W_h.
+    """Multiply the patches of a feature map by the matrix W_h of a Gaussian kernel.
 
     Args:
         kernel: Energy term of the branch. Patches are returned unchanged if it has no W_h.
@@ -239,9 +239,9 @@ class LipschitzBounds:
     """
 
     printed: float
-    """Eq. 11, with μ = max(‖W‖, ‖U‖) and the values of β_max and B at the inputs."""
+    """GEQ's Eq. 11, with μ = max(‖W‖, ‖U‖) and the values of β_max and B at the inputs."""
     opteq: float
-    """Eq. 12, for an OptEq with the same μ."""
+    """GEQ's Eq. 12, for an OptEq with the same μ."""
     corrected: float
     """k‖W‖‖U‖/(1 − k‖W‖²) with k = min(1, β_max + 0.858 √γ max‖q_p‖). It holds for the given
     inputs."""

@@ -36,11 +36,11 @@ class GeneralizationBounds:
     """
 
     margin_loss: float
-    """Fraction of training samples whose margin is at most η."""
+    """Fraction of training samples whose margin is at most η, the margin of the bound."""
     printed: float
-    """Eq. 10, for the GEQ."""
+    """GEQ's bound as printed (Eq. 10)."""
     printed_opteq: float
-    """Eq. 10, for an OptEq with the same norms."""
+    """The bound as printed for an OptEq with the same norms (Remark 1)."""
     by_proof: float
     """The bound with the constants of Lemma 2 and Eqs. 30 to 37, for the GEQ. It keeps their
     assumption on β."""
@@ -166,9 +166,9 @@ class PacBayes:
     samples: int
     """M, the number of training samples; at least 2."""
     margin: float
-    """η, above 0."""
+    """η, the margin of the training error; above 0."""
     delta: float
-    """δ, between 0 and 1."""
+    """δ, the probability that the bound does not hold; between 0 and 1."""
 
     def __post_init__(self) -> None:
         if not (self.samples > 1 and self.margin > 0 and 0 < self.delta < 1):

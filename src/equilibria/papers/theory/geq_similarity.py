@@ -49,7 +49,7 @@ class SimilarityBounds:
     """Eq. 14 with the printed D. It bounds an expectation over random U, not the value at this
     U."""
     printed_opteq: Tensor
-    """Eq. 15, for an OptEq with the same norm of W."""
+    """GEQ's Eq. 15, for an OptEq with the same norm of W."""
     remark_3: float
     """Distance of inputs beyond which D e^{…} ≤ 1: 2√(log D/γ)/σ_min(U)."""
 

@@ -121,7 +121,7 @@ class AffineOptEqCell(Cell):
 
 
 class AffineObjective(MapObjective[AffineOptEqCell]):
-    """Objective φ∘A of `AffineOptEqCell`, evaluated at the image of a state.
+    """Objective φ∘A of `AffineOptEqCell`, φ that of its OptEq layer, at the image of a state.
 
     With a skip connection (`alpha` below 1) the objective is α M_φ^{1−α}∘A.
     """
@@ -212,7 +212,9 @@ class MultivariateOptEqCell(Cell):
         return self.W.adjoint(y, context.weights("W"))
 
     def lift(self, state: State, context: Context) -> tuple[Tensor, Tensor]:
-        """Compute Fᵀa and y = Sa for a = Wz + Ux + b.
+        """Compute Fᵀa and the hidden activations y = Sa of the layer, for a = Wz + Ux + b.
+
+        S = FFᵀ is the linear activation.
 
         Args:
             state: z, shape (B, channels of z, ...).
