@@ -79,7 +79,7 @@ class Regularizer(ABC):
 
     @abstractmethod
     def value(self, z: Tensor) -> Tensor:
-        """Return the regularizer R(z) of each sample, shape (B,); a scalar if it couples samples."""
+        """Return the regularizer R(z) of each sample, shape (B,), or of a coupled batch."""
 
     def gradient(self, z: Tensor) -> Tensor:
         """Return the gradient ∇R(z); by default by automatic differentiation of `value`."""

@@ -89,11 +89,11 @@ class Cell(nn.Module):
 
     @property
     def limits(self) -> StepBounds[float]:
-        """Bounds on the Lipschitz constants of the step that hold for every value of the parameters."""
+        """Bounds on the Lipschitz constants of the step that hold for all parameters."""
         return StepBounds()
 
     def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
-        """Return bounds on the Lipschitz constants of the step for the current parameters.
+        """Return bounds on the Lipschitz constants of the step for these parameters and context.
 
         Args:
             context: The result of `inject`.
