@@ -41,7 +41,7 @@ class PluginWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Parts:
-    """Record of imported user code.
+    """Record of imported user code, which registers parts such as models and tasks.
 
     Attributes:
         source: File, folder or module, as the user wrote it.

@@ -100,7 +100,11 @@ class ObjectiveFacts:
     bounds: SharedBounds
 
     def concavity(self, context: Context) -> Tensor | None:
-        """Bound h with −∇²E ≼ h; G is (1 − h)-strongly convex."""
+        """Upper bound h on the eigenvalues of −∇²E, E the layer's energy; None if it is unknown.
+
+        The layer's hidden objective G(y; x) = 1ᵀf(y) + ½‖y‖² + E(y; x) is then (1 − h)-strongly
+        convex.
+        """
         return self.bounds("concavity", context)
 
     def curvature(self, context: Context) -> Tensor | None:

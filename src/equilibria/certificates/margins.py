@@ -186,17 +186,18 @@ class ClassDifferences:
 
 
 class ClassPairs:
-    """Cache of the `ClassDifferences` of every class, computed when the class first occurs.
+    """Cache of what margin certificates need about the differences of two class logits.
 
-    They depend on the parameters only. Notation: w_k is the row of class k in the linear readout,
-    X the resolvent (I − H)⁻¹ of the layer (`resolvent.py`), U its input operator, and S the linear
-    stem before it.
+    It depends on the parameters only, and is computed for a class (against all classes) when the
+    class first occurs. Notation: w_k is the row of class k in the linear readout, X = (I − H)⁻¹
+    with H the negative Hessian of the layer's quadratic energy, U the layer's input operator, and S
+    the linear stem before it.
 
     Args:
         rows: The readout w, one row per class, in float64.
         resolved: Approximate solutions u_k ≈ X w_k, or None if X is not known.
-        pulled: Gradients (US)ᵀu_k with respect to the image, one row per class; None if the model
-            has no linear stem.
+        pulled: Gradients (US)ᵀu_k of the logits in the pixels of the image, one row per class; None
+            if the model has no linear stem.
         length: Norm of such gradients, dual to the norm in which images are perturbed (L1 for
             L∞ perturbations).
     """

@@ -136,7 +136,14 @@ class Resolved:
         return low, low + self.residual.square().sum(dim=-1) / self.convexity
 
     def error(self) -> Tensor:
-        """Return upper bounds ‖e‖/(1 − h) on the errors ‖u − Xg‖, one per row."""
+        """Bound the error of each approximate solution u of the linear system (I − H)u = g.
+
+        A bound is ‖e‖/(1 − h), with the residual e = g − (I − H)u and the upper bound h < 1 on the
+        eigenvalues of H.
+
+        Returns:
+            Bounds on the distance to the exact solution, one per row.
+        """
         norms: Tensor = torch.linalg.vector_norm(self.residual, dim=-1)
         return norms / self.convexity
 

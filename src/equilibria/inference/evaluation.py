@@ -90,7 +90,7 @@ def evaluate(
             `torch.utils.data.Dataset`, or batches (images, labels). By default the test images of
             the run. Images of a data set are scaled like those of the run, and it must have the
             same number of classes.
-        task: Task that computes the figures. By default that of the run, or classification for a
+        task: Task that computes the measures. By default that of the run, or classification for a
             model.
         weights: "last", or "best" for the weights of the epoch with the best validation score.
         device: Device for the model of a run.
@@ -101,7 +101,7 @@ def evaluate(
         options: Options of the data set if `data` is a name, as for `load_dataset`.
 
     Returns:
-        The loss, the figures of the task, and statistics of the solves.
+        The loss, the measures of the task, and statistics of the solves.
 
     Examples:
         >>> result = eq.evaluate("digits-opteq")

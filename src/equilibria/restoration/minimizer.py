@@ -412,7 +412,10 @@ class PhotoMinimizer(nn.Module):
         edge: int = 0,
         low_memory: bool = False,
     ) -> tuple[EquilibriumLayer, tuple[Tensor, Tensor]]:
-        """Return the equilibrium layer whose output is the minimizer, and its inputs.
+        """Build the equilibrium layer whose output is the restored picture, with its two inputs.
+
+        The restored picture minimizes the data term of the measurement plus the learned prior. The
+        inputs are the measured values and the prior's noise level of each picture.
 
         Args:
             measured: Measured values x.

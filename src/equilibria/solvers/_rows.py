@@ -271,7 +271,10 @@ class Rows:
 
 
 class OneRow:
-    """Bookkeeping of a single problem, in Python numbers; the rules are those of `Rows`."""
+    """Best state, residuals and status of a single problem during a solve, as Python numbers.
+
+    The rules for convergence, stalling and divergence are those of `Rows`, which tracks a batch.
+    """
 
     def __init__(self, start: Tensor, tolerance: float, warm_up: int) -> None:
         self.best = start

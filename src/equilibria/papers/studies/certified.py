@@ -35,7 +35,7 @@ BATCH = 250
 
 @dataclass
 class Judged:
-    """Measurements of one run."""
+    """Certified accuracy and accuracy under attack of one trained run, by distance."""
 
     run: str
     parameters: int

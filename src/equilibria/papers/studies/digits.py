@@ -43,7 +43,7 @@ def epochs_of(contestant: Contestant) -> int:
 
 
 def row(contestant: Contestant, outcome: FitOutcome, epochs: int, budget: float) -> list[str]:
-    """Return the cells of one model."""
+    """Return the table cells of one trained model."""
     reached = outcome.accuracy >= TARGET and outcome.seconds <= budget
     return [
         contestant.title,
@@ -60,7 +60,7 @@ def row(contestant: Contestant, outcome: FitOutcome, epochs: int, budget: float)
 
 
 def heading(budget: float) -> list[str]:
-    """Return the titles of the columns."""
+    """Return the column titles of the table."""
     return [
         *("model", "parameters", "accuracy", "errors", "epochs", "CPU s", "clock s"),
         *("iterations", "converged", f"{TARGET:.0%} in {budget:g} s"),

@@ -35,7 +35,7 @@ TURNS = 7
 
 @dataclass
 class Saved:
-    """Measurements of one run."""
+    """Evaluations and time that certified early exit saves for one trained run."""
 
     run: str
     model: str

@@ -218,7 +218,7 @@ def _denoisers() -> dict[str, RestoreFunction]:
 
 
 def ssim(images: Tensor, clean: Tensor) -> float:
-    """Return the mean structural similarity of two batches of images."""
+    """Return the mean structural similarity of images to the clean originals."""
     from skimage.metrics import structural_similarity
 
     first, second = (image[0].clamp(0, 1).double().numpy() for image in (images, clean))
@@ -250,7 +250,7 @@ def measure(
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
-    """Return a Markdown table of means over pictures and draws; ± is the standard error."""
+    """Return a Markdown table of means over test pictures and draws; ± is the standard error."""
     lines = ["| task | method | PSNR (dB) | gain of the prior (dB) | SSIM | CPU s | parameters |"]
     lines.append("|---|---|---:|---:|---:|---:|---:|")
     for task in dict.fromkeys(row["task"] for row in rows):
