@@ -31,6 +31,7 @@ ROOMS = {
     "tasks": "Tasks",
     "data": "Data",
     "training": "Training",
+    "inference": "Inference",
     "exports": "Exports",
     "report": "Reports",
     "serving": "Serving",

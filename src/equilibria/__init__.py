@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from equilibria import exports as exports
     from equilibria import gradients as gradients
     from equilibria import images as images
+    from equilibria import inference as inference
     from equilibria import inputs as inputs
     from equilibria import models as models
     from equilibria import operators as operators
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     )
     from equilibria.exports import export
     from equilibria.gradients import Implicit, OneStep, Phantom, Unrolled
+    from equilibria.inference import evaluate, load, predict
     from equilibria.inputs import Box, L2Ball, LinfBall, attack, optimize_input
     from equilibria.models import create_model, list_models, register_model
     from equilibria.operators import AveragePool, Conv1d, Conv2d, Dense, LinearOperator
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
         Solution,
         Status,
     )
-    from equilibria.training import evaluate, load, predict, train
+    from equilibria.training import train
 
 __version__ = "0.2.0"
 
@@ -144,6 +146,7 @@ _ROOMS = (
     "data",
     "training",
     "compiled",
+    "inference",
     "exports",
     "report",
     "serving",

@@ -16,16 +16,19 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from typing import TypeAlias
 
 __all__ = ["Parts", "PartsError", "PluginWarning", "import_parts", "imported", "require"]
 
 GROUP = "equilibria.plugins"
+Paths: TypeAlias = "str | Path | Sequence[str | Path]"
+"""One or several files, folders or modules."""
 
 
 class PartsError(ImportError):
@@ -38,7 +41,7 @@ class PluginWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Parts:
-    """Record of imported user code.
+    """Record of imported user code, which registers parts such as models and tasks.
 
     Attributes:
         source: File, folder or module, as the user wrote it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import equilibria as eq
+from equilibria.certificates.layer import LayerCertifier
 from equilibria.certificates.resolvent import Resolvent
 from equilibria.certificates.stem import StemBounds
 from equilibria.context.state import Packing
-from equilibria.models import EquilibriumClassifier, OptEqCell
+from equilibria.models import EquilibriumClassifier, EquilibriumModel, OptEqCell
 from equilibria.operators.rounding import application_rounding, unit_roundoff
 from tests.certificates.certified_bank import (
+    CLASSES,
     FAMILIES,
     SIDE,
     Hunt,
@@ -71,6 +74,50 @@ def toy(seed: int, zeta: float = 0.7) -> EquilibriumClassifier:
     cell = OptEqCell(W, eq.Dense(2, 6), bias=torch.randn(6))
     layer = eq.EquilibriumLayer(cell=cell, tolerance=1e-10, max_iterations=1000)
     return EquilibriumClassifier(nn.Identity(), layer, nn.Linear(4, 3)).double()
+
+
+def with_nearly_equal_rows(seed: int, spread: float) -> tuple[EquilibriumModel, Tensor]:
+    """Return a float64 model and one image, with logits that cancel: rows v + spread, −⟨v, y⟩."""
+    torch.manual_seed(seed)
+    W = eq.Dense(64, 64, norm="bound")
+    cell = eq.EnergyCell(eq.Input(torch.eye(64)) + eq.Quadratic(W))
+    solver = eq.Picard(tolerance=1e-15, max_iterations=2000)
+    layer, head = eq.EquilibriumLayer(cell, solver=solver), nn.Linear(64, CLASSES)
+    model = EquilibriumModel(nn.Flatten(), layer, head).double().eval()
+    x = torch.rand(1, 1, 8, 8, dtype=torch.float64)
+    with torch.no_grad():
+        v = 10 * torch.randn(64, dtype=torch.float64)
+        head.weight.copy_(v + spread * torch.randn(CLASSES, 64, dtype=torch.float64))
+        head.bias.fill_(-float(head.weight[0] @ model.features(x)[0]))
+    return model, x
+
+
+@pytest.mark.filterwarnings("ignore:the tolerance")
+@pytest.mark.parametrize("spread", [1e-12, 3e-15])
+def test_margins_of_nearly_equal_rows_are_within_their_error(spread: float) -> None:
+    """The margins are compared with those in rational arithmetic, at the same state."""
+    for seed in range(20):
+        model, x = with_nearly_equal_rows(seed, spread)
+        certifier = LayerCertifier.of(model, (1, 8, 8))
+        solved = certifier.solve(x)
+        certificate = certifier.judge(x, solved)
+        at, reading = certifier._locate(x, solved, slice(0, 1)), certifier.prepared.reading
+        assert reading is not None
+        y = [Fraction(value) for value in at.variables[0].tolist()]
+        rows, offsets = reading.pairs.rows.tolist(), reading.offset.tolist()
+        logits = [
+            sum(Fraction(a) * b for a, b in zip(row, y, strict=True)) + Fraction(offset)
+            for row, offset in zip(rows, offsets, strict=True)
+        ]
+        best = int(certificate.prediction)
+        for j, margin in enumerate(certificate.margin[0].tolist()):
+            error = abs(Fraction(margin) - (logits[best] - logits[j]))
+            assert error <= certificate.margin_error[0, j].item()
+        if max(logits) > logits[best]:
+            assert not certificate.certified_class
+        leave = eq.certificates.CertifiedExit(model, (1, 8, 8))
+        leave(x)
+        assert not leave.certified  # the margins are smaller than the rounding of the logits
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -285,7 +332,7 @@ def test_resolvents_agree_with_dense_inverses() -> None:
     mask = (torch.rand(3, 6) > 0.4).double()
     with torch.no_grad():
         resolved = resolvent.solve_masked(rows, mask, torch.zeros_like(rows))
-        low, high = resolved.form()
+        low, high = resolved.quadratic()
     for i in range(3):
         P = torch.diag(mask[i])
         X = P @ torch.linalg.inv(torch.eye(6).double() - P @ H @ P) @ P

@@ -24,7 +24,8 @@ from equilibria.data import (
     load_digits,
     register_dataset,
 )
-from equilibria.training import CheckpointWarning, DamagedFileError, predictions
+from equilibria.inference import predictions
+from equilibria.training import CheckpointWarning, DamagedFileError
 from equilibria.training.files import read_weights
 from tests.program import invoke
 

@@ -100,7 +100,7 @@ def test_one_graph_serves_neighboring_batch_sizes_with_equal_results() -> None:
 
 def test_samples_that_do_not_converge_have_the_eager_status_and_warning() -> None:
     def growing(z: Tensor, x: Tensor) -> Tensor:
-        return torch.where(x > 0, 2 * z + x, z / 2 + x)
+        return torch.where(x > 0, z + x, z / 2 + x)
 
     x = torch.tensor([[1.0], [-1.0]])
     layer = eq.EquilibriumLayer(growing).eval()
@@ -130,9 +130,9 @@ def test_a_replaced_captured_tensor_is_seen() -> None:
     layer = eq.EquilibriumLayer(lambda z, x: weight * z + x, tolerance=1e-6).eval()
     fast = eq.compile(layer)
     x = torch.ones(1, 1, requires_grad=True)  # with gradients, the layer is compiled on its own
-    assert float(fast(x)) == pytest.approx(2, abs=1e-4)
+    assert float(fast(x).detach()) == pytest.approx(2, abs=1e-4)
     weight = torch.tensor(0.75)
-    assert float(fast(x)) == pytest.approx(4, abs=1e-4)
+    assert float(fast(x).detach()) == pytest.approx(4, abs=1e-4)
 
 
 def test_a_trained_model_is_one_graph_and_keeps_its_answers() -> None:
@@ -146,11 +146,12 @@ def test_a_trained_model_is_one_graph_and_keeps_its_answers() -> None:
         assert [c.kind for c in fast.compilations] == ["model"]
         broken = images.clone()
         broken[1] = torch.nan
-        output = fast(broken)
+        with pytest.warns(eq.ConvergenceWarning, match="1 of 8 samples"):
+            output = fast(broken)
         assert bool(output[1].isnan().all())
-        torch.testing.assert_close(output[2:], fast(images)[2:])
+        torch.testing.assert_close(output[2:], expected[2:], rtol=1e-2, atol=1e-2)
         # Norm-controlled weights are computed anew after a change.
-        model.layer.cell.energy["quadratic"].W.kernel.mul_(0.1)
+        model.layer.cell.energy["quadratic"].W.kernel.mul_(1e-3)
         with eq.solving(model, tolerance=1e-6):
             changed = model(images)
         torch.testing.assert_close(fast(images), changed, rtol=1e-2, atol=1e-2)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.context import Context
+from equilibria.context import Context, State
 from equilibria.context.state import map_state, state_tensors
 from equilibria.equilibrium import FunctionCell
 from equilibria.operators import Identity
@@ -515,5 +515,47 @@ def test_anderson_damping_above_one_extrapolates_beyond_the_image() -> None:
     solution = layer(cell, solver).solve(c, torch.zeros_like(c))
     torch.testing.assert_close(solution.state, c, rtol=0, atol=1e-12)
     assert (solution.iterations == 2).all()
-    assert eq.Anderson().steady
-    assert not solver.steady
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        eq.Picard(),
+        eq.Picard(damping=0.3),
+        eq.Accelerated(),
+        eq.Anderson(),
+        eq.Anderson(damping=0.5),
+        eq.Anderson(damping=1.4),
+        eq.Anderson(damping=3.0),
+        eq.Broyden(),
+        eq.solvers.AndersonTypeOne(),
+        eq.solvers.Auto(),
+    ],
+    ids=str,
+)
+def test_patience_waits_for_every_map_that_contracts(solver: eq.solvers.Solver[Memory]) -> None:
+    """Until the first check of the pace, only a map that does not contract is given up."""
+    patient = dataclasses.replace(solver, patience=9, max_iterations=9, tolerance=1e-6)
+    for seed in range(12):
+        generator = torch.Generator().manual_seed(seed)
+        W = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=torch.float64))[0]
+        start, b = torch.randn(2, 8, 6, generator=generator, dtype=torch.float64)
+        for act in (torch.relu, torch.tanh, torch.clone, torch.neg):
+            matrix = 0.95 * (torch.eye(6, dtype=torch.float64) if act is torch.neg else W)
+
+            def step(y: State, context: Context) -> Tensor:
+                assert isinstance(y, Tensor)
+                return act(y @ matrix.T + context["b"])  # noqa: B023
+
+            problem = FixedPointProblem(step, Context(sample={"b": b}), start)
+            solution = patient.solve(problem)
+            assert (solution.converged | (solution.iterations == 9)).all()
+
+
+def test_longer_steps_of_a_monotone_map_must_reduce_the_residual_at_first() -> None:
+    problem = FixedPointProblem(lambda y, _: 2 * y, Context(), torch.ones(1, 2))
+    monotone = dataclasses.replace(problem, monotone=True)
+    assert eq.Anderson(damping=1.3).starts_steady(monotone)
+    assert not eq.Anderson(damping=1.3).starts_steady(problem)
+    assert not eq.Anderson(damping=1.6).starts_steady(monotone)
+    assert eq.Anderson(damping=1.3, patience=9).solve(monotone).iterations == 2

@@ -38,7 +38,10 @@ class Activation(ABC):
 
     @property
     def lipschitz(self) -> float:
-        """Lipschitz constant L_σ: the smallest with |σ(a) − σ(b)| ≤ L_σ |a − b|. Default: 1."""
+        """Lipschitz constant of the activation σ: the smallest L with |σ(a) − σ(b)| ≤ L |a − b|.
+
+        The default is 1.
+        """
         return 1.0
 
     @abstractmethod
@@ -50,7 +53,7 @@ class Activation(ABC):
         """
 
     def overwrite(self, a: Tensor) -> Tensor:
-        """Return σ(a), computed in place if the activation supports it.
+        """Return the activation σ(a), computed in place if that is supported.
 
         Args:
             a: Pre-activations that are no longer needed.
@@ -59,7 +62,9 @@ class Activation(ABC):
 
     @abstractmethod
     def derivative(self, a: Tensor) -> Tensor:
-        """Return σ′(a), in [0, L_σ]; at a kink, the value of automatic differentiation.
+        """Return the slope σ′(a), from 0 to the Lipschitz constant of the activation.
+
+        At a kink it is the value of automatic differentiation.
 
         Args:
             a: Pre-activations, of any shape.
@@ -67,7 +72,7 @@ class Activation(ABC):
 
     @abstractmethod
     def primitive(self, a: Tensor) -> Tensor:
-        """Return S(a) = ∫₀ᵃ σ for every element.
+        """Return the primitive S(a) = ∫₀ᵃ σ of the activation σ for every element.
 
         Args:
             a: Pre-activations, of any shape.
@@ -75,7 +80,9 @@ class Activation(ABC):
 
     @abstractmethod
     def penalty(self, y: Tensor) -> Tensor:
-        """Return f(y) for every element; +∞ outside the closed domain.
+        """Return the penalty f(y), with σ = prox_f, for every element; +∞ outside the domain.
+
+        The domain includes its ends.
 
         Args:
             y: State, of any shape.
@@ -83,9 +90,10 @@ class Activation(ABC):
 
     @abstractmethod
     def minimal_subgradient(self, y: Tensor, gradient: Tensor) -> Tensor:
-        """Return the element of gradient + ∂f(y) with the smallest norm; +∞ outside the domain.
+        """Return the element of gradient + ∂f(y) with the smallest norm, f the penalty.
 
-        For `gradient` = ∇(½‖y‖² + E)(y) it is zero exactly where y is stationary: y = σ(−∇E(y)).
+        It is +∞ outside the domain of f. For `gradient` = ∇(½‖y‖² + E)(y), with an energy E, it is
+        zero exactly where y is stationary: y = σ(−∇E(y)).
 
         Args:
             y: State, of any shape.
@@ -93,7 +101,7 @@ class Activation(ABC):
         """
 
     def prox_argument(self, v: Tensor, step: Tensor) -> Tensor:
-        """Return a with s·a + (1−s)σ(a) = v, so that σ(a) = prox_{sf}(v).
+        """Return a with s·a + (1−s)σ(a) = v, so that σ(a) = prox_{sf}(v), f the penalty.
 
         Computed by Newton's method in a bracket of the solution, which is bisected where Newton's
         step leaves it.
@@ -120,7 +128,9 @@ class Activation(ABC):
         return a
 
     def conjugate(self, y: Tensor) -> Tensor:
-        """Return S*(y) = f(y) + ½y² for every element; +∞ outside the domain.
+        """Return S*(y) = f(y) + ½y², the convex conjugate of the primitive, for every element.
+
+        It is +∞ outside the domain of the penalty f.
 
         Args:
             y: State, of any shape.

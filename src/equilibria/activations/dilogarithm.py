@@ -26,7 +26,7 @@ def softplus(a: Tensor) -> Tensor:
 
 
 def dilogarithm_exp(t: Tensor) -> Tensor:
-    """Return Li₂(e⁻ᵗ) for t ≥ 0; its derivative is log(1 − e⁻ᵗ)."""
+    """Return the dilogarithm Li₂(e⁻ᵗ) for t ≥ 0; its derivative is log(1 − e⁻ᵗ)."""
     result: Tensor = _DilogarithmExp.apply(t)  # type: ignore[no-untyped-call]
     return result
 

@@ -17,7 +17,7 @@ from equilibria.registry import check_positive
 @register_activation
 @dataclass(frozen=True)
 class ReLU(Activation):
-    """ReLU: σ(a) = max(a, 0), S = ½ max(a, 0)², f = indicator of {y ≥ 0}.
+    """ReLU: σ(a) = max(a, 0) = prox_f, f the indicator of {y ≥ 0}, with primitive ½ max(a, 0)².
 
     Examples:
         >>> eq.activations.ReLU()(torch.tensor([-1.0, 2.0]))
@@ -42,7 +42,10 @@ class ReLU(Activation):
         return torch.where(y < 0, math.inf, 0 * y)
 
     def minimal_subgradient(self, y: Tensor, gradient: Tensor) -> Tensor:
-        """Return `gradient` where y > 0 and min(gradient, 0) where y = 0: ∂f(0) = (−∞, 0]."""
+        """Return `gradient` where y > 0 and min(gradient, 0) where y = 0.
+
+        The subdifferential of the penalty, the indicator of {y ≥ 0}, is (−∞, 0] at 0.
+        """
         result = torch.where(y == 0, gradient.clamp(max=0), gradient)
         return torch.where(y < 0, math.inf, result)
 
@@ -50,7 +53,7 @@ class ReLU(Activation):
 @register_activation
 @dataclass(frozen=True)
 class LeakyReLU(Activation):
-    """Leaky ReLU: σ(a) = max(a, s·a), f(y) = ½(1/s − 1) min(y, 0)².
+    """Leaky ReLU: σ(a) = max(a, s·a) = prox_f with f(y) = ½(1/s − 1) min(y, 0)².
 
     Args:
         slope: Slope s for a < 0, in (0, 1].
@@ -90,7 +93,7 @@ class LeakyReLU(Activation):
 @register_activation
 @dataclass(frozen=True)
 class SoftThreshold(Activation):
-    """Soft thresholding: σ(a) = sign(a) max(|a| − λ, 0), f(y) = λ|y|.
+    """Soft thresholding: σ(a) = sign(a) max(|a| − λ, 0) = prox_f with f(y) = λ|y|.
 
     Args:
         threshold: Threshold λ > 0.
@@ -119,14 +122,17 @@ class SoftThreshold(Activation):
         return self.threshold * y.abs()
 
     def minimal_subgradient(self, y: Tensor, gradient: Tensor) -> Tensor:
-        """Return gradient + λ sign(y) where y ≠ 0, and σ(gradient) where y = 0: ∂f(0) = [−λ, λ]."""
+        """Return gradient + λ sign(y) where y ≠ 0, and σ(gradient) where y = 0.
+
+        The subdifferential of the penalty λ|y|, λ the threshold, is [−λ, λ] at 0.
+        """
         return torch.where(y == 0, self(gradient), gradient + self.threshold * y.sign())
 
 
 @register_activation
 @dataclass(frozen=True)
 class IdentityActivation(Activation):
-    """Identity: σ(a) = a, S = ½a², f = 0; the equilibrium is linear.
+    """Identity: σ(a) = a, with penalty 0 and primitive ½a²; the equilibrium is linear.
 
     Examples:
         >>> eq.activations.IdentityActivation()(torch.tensor([-1.0, 2.0]))

@@ -18,11 +18,12 @@ from equilibria.context.state import at_least_float32
 
 @dataclass(frozen=True)
 class SmoothActivation(Activation):
-    """Base class of smooth activations, with an inverse on an open interval: f′(y) = σ⁻¹(y) − y.
+    """Base class of smooth activations σ, which have an inverse on an open interval.
 
-    σ does not reach the ends of the interval, but its rounded value does: tanh(50) is 1. There ∂f
-    is defined as the half line that starts at f′ of the nearest number inside, so that a saturated
-    state counts as stationary if a point that rounds to it is.
+    The penalty f, with σ = prox_f, has the derivative f′(y) = σ⁻¹(y) − y. σ does not reach the ends
+    of the interval, but its rounded value does: tanh(50) is 1. There ∂f is defined as the half line
+    that starts at f′ of the nearest number inside, so that a saturated state counts as stationary
+    if a point that rounds to it is.
     """
 
     lower: ClassVar[float] = -math.inf
@@ -30,7 +31,7 @@ class SmoothActivation(Activation):
 
     @abstractmethod
     def penalty_derivative(self, y: Tensor) -> Tensor:
-        """Return f′(y) for y inside the domain.
+        """Return the derivative f′(y) of the penalty f, with σ = prox_f, for y inside the domain.
 
         Args:
             y: State, of any shape.
@@ -51,7 +52,9 @@ class SmoothActivation(Activation):
 @register_activation
 @dataclass(frozen=True)
 class Tanh(SmoothActivation):
-    """Tanh: σ = tanh, S = log cosh, S*(y) = ½[(1+y) log(1+y) + (1−y) log(1−y)] on [−1, 1].
+    """Tanh: σ = tanh, with primitive S = log cosh.
+
+    The conjugate is S*(y) = ½[(1+y) log(1+y) + (1−y) log(1−y)] on [−1, 1].
 
     Examples:
         >>> eq.activations.Tanh().penalty(torch.tensor([0.0, 2.0]))  # f of tanh = prox_f
@@ -83,7 +86,9 @@ class Tanh(SmoothActivation):
 @register_activation
 @dataclass(frozen=True)
 class Sigmoid(SmoothActivation):
-    """Sigmoid: σ(a) = 1/(1+e⁻ᵃ), S = log(1+eᵃ) − log 2, S* = y log y + (1−y) log(1−y) + log 2.
+    """Sigmoid: σ(a) = 1/(1+e⁻ᵃ), with primitive S(a) = log(1+eᵃ) − log 2.
+
+    The conjugate is S*(y) = y log y + (1−y) log(1−y) + log 2.
 
     Examples:
         >>> eq.activations.Sigmoid()(torch.tensor([0.0]))
@@ -116,7 +121,9 @@ class Sigmoid(SmoothActivation):
 @register_activation
 @dataclass(frozen=True)
 class Softplus(SmoothActivation):
-    """Softplus: σ(a) = log(1 + eᵃ), S = −Li₂(−eᵃ) − π²/12, f(y) = Li₂(e⁻ʸ) − π²/12 on y ≥ 0.
+    """Softplus: σ(a) = log(1 + eᵃ), with primitive −Li₂(−eᵃ) − π²/12, Li₂ the dilogarithm.
+
+    It is prox_f with f(y) = Li₂(e⁻ʸ) − π²/12 on y ≥ 0.
 
     Examples:
         >>> eq.activations.Softplus()(torch.tensor([0.0]))  # ln 2

@@ -20,20 +20,21 @@ from equilibria.operators.rounding import NORM_SLACK
 def certificate_constants(model: nn.Module, image_shape: tuple[int, ...]) -> dict[str, Any]:
     """Compute the constants of a certificate that hold for every image of one shape.
 
-    They hold in exact arithmetic with the weights of the file; the rounding of the runtime that
-    executes an exported program is not counted.
+    An exported program that returns logits and a residual can be certified by them. They hold in
+    exact arithmetic with the weights of `model`; the rounding of the runtime that executes the
+    program is not counted.
 
     Args:
         model: Any model with equilibrium layers.
         image_shape: Shape of one image, (channels, height, width).
 
     Returns:
-        A dictionary. With r the residual that the program returns, and margins w_k − w_j of its
-        logits, its keys are:
+        A dictionary with the following keys, where r is the residual that the program returns, and
+        a margin is the difference of the logits of two classes k and j:
 
         - `image_shape`: the shape.
-        - `contraction`: q of each equilibrium layer; T(y) is at most q·r/(1 − q) from the
-          equilibrium. None where no q < 1 is known.
+        - `contraction`: contraction factor q of each equilibrium layer's map T; the image T(y) is
+          at most q·r/(1 − q) from the equilibrium. None where no q < 1 is known.
         - `margin_error`: [k][j]; times r it bounds the error of that margin.
         - `margin_slope`: [k][j], Lipschitz constant of that margin in the pixels (L2): an image
           whose margins all exceed their errors keeps its class within
@@ -76,10 +77,10 @@ def layer_constants(prepared: PreparedModel) -> MarginConstants:
     q, entering = cell.contraction(context), cell.input_lipschitz(context)
     if prepared.stem is None or entering is None or q is None or float(q.max()) >= 1:
         why = prepared.no_radius or "no Lipschitz constant in the image is known"
-        return MarginConstants(early.bound.slope, why_no_slope=why)
+        return MarginConstants(early.bound.per_residual, why_no_slope=why)
     limit = q.max().double() * (1 + NORM_SLACK)
     slope = global_steepness(early.direction, limit, entering.max() * prepared.stem.lipschitz())
-    return MarginConstants(early.bound.slope, slope * (1 + NORM_SLACK))
+    return MarginConstants(early.bound.per_residual, slope * (1 + NORM_SLACK))
 
 
 def contraction_limits(model: nn.Module, image_shape: tuple[int, ...]) -> list[float | None]:

@@ -14,10 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.certificates.certificate import NoCertificateError, certifier
-from equilibria.certificates.facts import largest
+from equilibria.certificates.facts import UNIT, largest
 from equilibria.certificates.margins import MarginBound, Margins
 from equilibria.certificates.prepared import PreparedModel
-from equilibria.certificates.states import ROUNDINGS_PER_NUMBER, flat_rows, readout
+from equilibria.certificates.states import (
+    ROUNDINGS_PER_NUMBER,
+    flat_rows,
+    reading_error,
+    readout,
+)
 from equilibria.certificates.stem import StemBounds, UnboundedError
 from equilibria.context import Context, State
 from equilibria.context.state import Packing
@@ -26,8 +31,6 @@ from equilibria.equilibrium import solving
 from equilibria.operators.rounding import NORM_SLACK, accumulated, unit_roundoff
 from equilibria.solvers import Descent, Iterate, Solution, StoppingCriterion
 
-MAX_SUM_ERROR = 1e-3
-"""Largest relative error of a sum over a state; above it, sums are computed in float64."""
 FEATURE, FEATURE_ERROR = "feature size", "feature error"
 
 
@@ -99,7 +102,7 @@ class CertifiedClass(StoppingCriterion):
         readout: Logits are ⟨readout, y⟩ + offset; one row per class, in float64.
         offset: Offset of each class.
         bound: Error of each margin, (classes, classes).
-        direction: ‖readout_k − readout_j‖.
+        direction: ‖readout_k − readout_j‖; `constants.py` uses it for radii.
         rounding: Rounding error of the map in the floating-point type of the model.
         unit: Unit roundoff of that type.
         feature: Norm of the layer's input, per sample.
@@ -143,17 +146,17 @@ class CertifiedClass(StoppingCriterion):
     ) -> Tensor:
         numbers = image.shape[1]
         summed = accumulated(2 * numbers + 8, self.unit)
-        # Norms use the type of the map; logits use float64 if that type is not precise enough.
-        image = image if summed < MAX_SUM_ERROR else image.double()
-        reading = 2 * accumulated(ROUNDINGS_PER_NUMBER * numbers, unit_roundoff(image.dtype))
-        logits = (image @ packing.pack(self.readout).to(image).T).double() + self.offset
+        # The residual has the type of the map; logits are read in float64.
+        image, rows = image.double(), packing.pack(self.readout)
+        logits = image @ rows.T + self.offset
         best = logits.argmax(dim=1)
         residual = absolute.double() * (1 + summed)
-        size = torch.linalg.vector_norm(image, dim=1).double() * (1 + summed)
+        size = torch.linalg.vector_norm(image, dim=1) * (1 + summed)
         sizes = (size + residual, context[FEATURE], context[FEATURE_ERROR])
         delta = self.rounding.at(context, *sizes) * (1 + 4 * summed)
         error = self.bound.of(best).error(residual, delta)
-        read = reading * (self.direction[best] * size[:, None] + logits.abs())
+        share = accumulated(8 * ROUNDINGS_PER_NUMBER * numbers, UNIT)
+        read = reading_error(rows, self.offset, size, logits, share)
         return Margins.of(logits, (error + read) * (1 + 1e-6)).are_certain
 
 
@@ -242,8 +245,8 @@ def _bound_by_contraction(prepared: PreparedModel, direction: Tensor, rows: Stat
     """Bound margins at T(y) by the Lipschitz constant of the map."""
     bound = prepared.cell.contraction(prepared.cell.at.context)
     q = torch.inf if bound is None or bound.numel() > 1 else largest(bound)
-    along = prepared.cell.margin_lipschitz(rows)
-    return MarginBound.by_contraction(direction, direction.new_tensor(q), along)
+    margin_lipschitz = prepared.cell.margin_lipschitz(rows)
+    return MarginBound.by_contraction(direction, direction.new_tensor(q), margin_lipschitz)
 
 
 def _bound_by_convexity(prepared: PreparedModel, direction: Tensor) -> MarginBound | None:
@@ -264,11 +267,12 @@ def _bound_by_convexity(prepared: PreparedModel, direction: Tensor) -> MarginBou
     if steepness is None or not is_shared or not (is_own or is_resolved):
         return None
     convexity = direction.new_tensor(1 - largest(concavity))
-    form = reading.pairs.of_all().form
+    quadratic = reading.pairs.of_all().quadratic
     lengths = reading.pairs.of_all().direction if not is_own else direction
-    per_input = MarginBound.by_convexity(lengths, convexity, form)
-    slope = per_input.slope * steepness
-    return MarginBound(slope, per_input.blur if is_own else slope + direction)
+    per_input = MarginBound.by_convexity(lengths, convexity, quadratic)
+    per_residual = per_input.per_residual * steepness
+    per_rounding = per_input.per_rounding if is_own else per_residual + direction
+    return MarginBound(per_residual, per_rounding)
 
 
 def _unit(model: nn.Module) -> float:

@@ -5,7 +5,7 @@ knows families of cells. `cell_facts` chooses by the class of the cell; a cell a
 be proven registers its own facts:
 
     @cell_facts.register
-    def _(cell: MyCell, at: Setting) -> MyCellFacts: ...
+    def _(cell: MyCell, at: CellPoint) -> MyCellFacts: ...
 """
 
 from __future__ import annotations
@@ -100,7 +100,11 @@ class ObjectiveFacts:
     bounds: SharedBounds
 
     def concavity(self, context: Context) -> Tensor | None:
-        """Bound h with −∇²E ≼ h; G is (1 − h)-strongly convex."""
+        """Upper bound h on the eigenvalues of −∇²E, E the layer's energy; None if it is unknown.
+
+        The layer's hidden objective G(y; x) = 1ᵀf(y) + ½‖y‖² + E(y; x) is then (1 − h)-strongly
+        convex.
+        """
         return self.bounds("concavity", context)
 
     def curvature(self, context: Context) -> Tensor | None:

@@ -1,12 +1,23 @@
 """The certifier of models with one equilibrium layer: stem, layer, affine head.
 
+Notation: x is the image, S the stem, T the map of the layer, ŷ the state that the solver computed,
+and y* = T(y*) the exact equilibrium. If the layer minimizes a hidden objective G with an energy E,
+y* = σ(−∇E(y*)). In OptEq −∇E(y) = WWᵀy + US(x) + b.
+
 `judge` follows the order of the proof:
 
-1. `_locate` evaluates the map at the computed state, in float64.
-2. `_errors` bounds the distance to the exact equilibrium.
-3. `_margins` bounds the error of each margin (`margins.py`), which decides the class.
-4. `_radii` subtracts the error from each margin and divides by its steepness (`radii.py`,
-   `stem.py`).
+1. `_locate` evaluates the map at ŷ in float64. The result is y′ (`Located.variables`): σ(−∇E) in
+   the variables of G if there is a G, else T(ŷ). Both bounds of the next step are about y′.
+2. `_errors` bounds the distance from y′ to y*, with q the Lipschitz constant of T and m the modulus
+   of strong convexity of G: q‖T(ŷ) − ŷ‖/(1 − q), and ‖p‖/m for p ∈ ∂G(y′), each with rounding.
+3. `_margins` reads logit_k = ⟨row_k, y′⟩ + offset_k. With k the class of the largest logit,
+   margin_j = logit_k − logit_j is read along g_j = row_k − row_j, with an error bound error_j
+   (`margins.py`). The class is certain if margin_j > error_j for all j ≠ k, and certified if the
+   model predicts k, too.
+4. `_radii` returns min_j (margin_j − error_j)/L_j, with L_j a Lipschitz constant of margin_j in the
+   image (`radii.py`, `stem.py`), or 0 if the class is not certified.
+
+Every bound is enlarged by a share of `NORM_SLACK` (1e-9), for the rounding of evaluating it.
 """
 
 from __future__ import annotations
@@ -42,7 +53,12 @@ from equilibria.certificates.radii import (
     radii_by_convexity,
     within_linf,
 )
-from equilibria.certificates.states import ROUNDINGS_PER_NUMBER, flat_rows, norms
+from equilibria.certificates.states import (
+    ROUNDINGS_PER_NUMBER,
+    flat_rows,
+    norms,
+    reading_error,
+)
 from equilibria.certificates.stem import L2, LINF, ImageNorm
 from equilibria.context import Context, State
 from equilibria.context.state import map_state
@@ -52,7 +68,7 @@ from equilibria.equilibrium.capabilities import EnergyForm
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.equilibrium.objective import distance_per_sample
 from equilibria.models.base import EquilibriumModel, predicted_classes
-from equilibria.operators.rounding import NORM_SLACK, accumulated
+from equilibria.operators.rounding import accumulated
 from equilibria.solvers._cpu import sample_blocks
 
 JUDGE_MEMORY_FACTOR = 8
@@ -65,29 +81,33 @@ class Located:
     """The map at the computed states of some images, in float64."""
 
     images: Tensor
+    """x."""
     inputs: tuple[Tensor, ...]
+    """Inputs of the layer, S(x)."""
     state: State
+    """ŷ."""
     context: Context
     form: EnergyForm | None
-    """The hidden objective, in its own variables."""
-    image: State
-    """T(y)."""
+    """The hidden objective, in its own variables; `form.image` is σ(−∇E) for the state ŷ."""
+    mapped: State
+    """T(ŷ)."""
     input_error: Tensor
     """Rounding error of the stem, per sample."""
 
     @property
     def variables(self) -> State:
-        """Variables of which the logits are an affine function: those of the objective, or T(y)."""
-        return self.image if self.form is None else self.form.image
+        """y′, of which the logits are an affine function: `form.image`, or T(ŷ)."""
+        return self.mapped if self.form is None else self.form.image
 
 
 @dataclass(frozen=True, eq=False)
 class ConvexityFacts:
-    """The hidden objective at the computed states."""
+    """The hidden objective at y′."""
 
     preactivation: State
+    """a = −∇E(y′)."""
     pull: Tensor
-    """‖p‖, p the subgradient of G of least norm."""
+    """‖p‖, p the element of ∂G(y′) = y′ − a + ∂f(y′) of least norm."""
     rounding: Tensor
     """Rounding error of p."""
     convexity: Tensor
@@ -96,15 +116,18 @@ class ConvexityFacts:
 
 @dataclass(frozen=True, eq=False)
 class Errors:
-    """Bounds on the distance of the computed states from the exact equilibria."""
+    """Bounds on the distance ‖y′ − y*‖ to the exact equilibria, per sample."""
 
     contraction: Tensor
     """q."""
     residual: Tensor
+    """‖T(ŷ) − ŷ‖."""
     rounding: Tensor
     """Rounding error of the map."""
     by_contraction: Tensor
+    """In the variables of the state."""
     by_convexity: Tensor
+    """In the variables of the hidden objective."""
     convex: ConvexityFacts | None
 
 
@@ -210,18 +233,19 @@ class LayerCertifier:
             context = solve_context.replace(list(wide))
         form = None if self.prepared.objective is None else self.prepared.cell.form(state, context)
         if form is not None and form.cell is cell and self.prepared.cell.is_plain:
-            image = form.image
+            mapped = form.image
         else:
-            image = cell.step(state, context)
+            mapped = cell.step(state, context)
         return Located(
-            images, inputs, state, context, form, image, self.prepared.stem_error(images)
+            images, inputs, state, context, form, mapped, self.prepared.stem_error(images)
         )
 
     def _errors(self, at: Located) -> Errors:
-        """Bound the distance of T(y) from the exact equilibrium."""
+        """Bound the distance of y′ from the exact equilibrium."""
         q = per_sample(self.prepared.cell.contraction(at.context), at.images)
-        residual = distance_per_sample(at.state, at.image)
+        residual = distance_per_sample(at.state, at.mapped)
         rounding = _rounding(self.prepared.rounding, at.context, at.state, at)
+        # With ‖g‖ = 1 the bound of a margin is that of the distance itself.
         bound = MarginBound.by_contraction(torch.ones_like(q)[:, None], q[:, None])
         by_contraction = bound.error(residual, rounding)[:, 0]
         by_convexity, convex = torch.full_like(q, torch.inf), None
@@ -242,6 +266,7 @@ class LayerCertifier:
             preactivation=preactivation,
             pull=norms(pulls),
             rounding=_rounding(self.prepared.gradient_rounding, form.context, form.image, at),
+            # m = 1 − h with −∇²E ≼ h
             convexity=1 - per_sample(self.prepared.objective.concavity(form.context), at.images),
         )
 
@@ -250,6 +275,7 @@ class LayerCertifier:
         errors = self._errors(at)
         error = errors.by_contraction if at.form is None else errors.by_convexity
         if at.form is not None and at.form.cell is self.prepared.cell.cell:
+            # The state and the objective have the same variables.
             error = torch.minimum(errors.by_contraction, errors.by_convexity)
         nothing = at.images.new_zeros(len(predicted), 0)
         certificate = Certificate(
@@ -293,7 +319,7 @@ class LayerCertifier:
                     ),
                     *(feature, at.form.image),
                 )
-        inclusion = self.prepared.cell.inclusion(at.image, at.context)
+        inclusion = self.prepared.cell.inclusion(at.mapped, at.context)
         return checks if inclusion is None else {**checks, "inclusion": inclusion}
 
     def _with_class(
@@ -332,23 +358,25 @@ class LayerCertifier:
         self, at: Located, errors: Errors, reading: Reading
     ) -> tuple[Tensor, Margins, ClassDifferences]:
         """Read the margins, with their error bounds."""
-        image = flat_rows(at.variables)
-        logits = image @ reading.pairs.rows.T + reading.offset
+        variables = flat_rows(at.variables)  # y′
+        logits = variables @ reading.pairs.rows.T + reading.offset
         best = logits.argmax(dim=1)
         differences = reading.pairs.of(best)
         direction = differences.direction
         if errors.convex is not None:
             convex = errors.convex
-            bound = MarginBound.by_convexity(direction, convex.convexity[:, None], differences.form)
-            bound = bound if differences.form is None else bound.widened()
-            error = bound.error(convex.pull, convex.rounding)
+            bound = MarginBound.by_convexity(
+                direction, convex.convexity[:, None], differences.quadratic
+            )
+            error = bound.widened().error(convex.pull, convex.rounding)
         else:
-            along = None if reading.along is None else reading.along[best] * (1 + NORM_SLACK)
-            bound = MarginBound.by_contraction(direction, errors.contraction[:, None], along)
-            error = bound.error(errors.residual, errors.rounding)
-        rounded = accumulated(8 * ROUNDINGS_PER_NUMBER * image.shape[1], UNIT)
-        error = error + rounded * (direction * norms(image)[:, None] + logits.abs())
-        return logits, Margins.of(logits, error), differences
+            known = reading.margin_lipschitz
+            known = None if known is None else known[best]
+            bound = MarginBound.by_contraction(direction, errors.contraction[:, None], known)
+            error = bound.widened().error(errors.residual, errors.rounding)
+        share = accumulated(8 * ROUNDINGS_PER_NUMBER * variables.shape[1], UNIT)
+        read = reading_error(reading.pairs.rows, reading.offset, norms(variables), logits, share)
+        return logits, Margins.of(logits, error + read), differences
 
     def _radii(
         self,
@@ -365,16 +393,18 @@ class LayerCertifier:
             bound = self.prepared.cell.input_lipschitz(at.context)
             if bound is None:
                 return Radii({})
-            entering = per_sample(bound, at.images) * self.prepared.stem.lipschitz(norm)
-            along = None if self.prepared.reading is None else self.prepared.reading.along
-            along = None if along is None else along[margins.best]
+            in_image = per_sample(bound, at.images) * self.prepared.stem.lipschitz(norm)
+            reading = self.prepared.reading
+            known = None if reading is None else reading.margin_lipschitz
+            known = None if known is None else known[margins.best]
             q = errors.contraction
-            return radii_by_contraction(margins, differences.direction, q, entering, along)
+            return radii_by_contraction(margins, differences.direction, q, in_image, known)
         entry = self._entry(at, norm)
         if entry is None:
             return Radii({}, why_none="a scale of its energy (γ) depends on the image")
         assert self.prepared.objective is not None
         assert at.form is not None
+        # Lipschitz constant of ∇E, at least h
         curvature = per_sample(self.prepared.objective.curvature(at.form.context), at.images)
         return radii_by_convexity(margins, differences, entry, curvature, errors.convex.convexity)
 
@@ -382,11 +412,11 @@ class LayerCertifier:
         """Return how the image enters the hidden objective, or None if ‖U‖ is not known."""
         if self.prepared.objective is None or self.prepared.path is None or at.form is None:
             return None
-        entering = self.prepared.objective.input_lipschitz(at.form.context)
-        if entering is None:
+        injection = self.prepared.objective.input_lipschitz(at.form.context)
+        if injection is None:
             return None
         path = self.prepared.path.in_norm(norm)
-        return Entry(path, per_sample(entering, at.images) * path.lipschitz)
+        return Entry(path, per_sample(injection, at.images) * path.lipschitz)
 
     def _pattern_radius(self, at: Located) -> Tensor:
         """Compute radii by the activation pattern of each sample."""

@@ -1,27 +1,32 @@
 """Bounds on the distance of a computed margin from that at the exact equilibrium.
 
 A margin is the difference of two logits. Where logits are ⟨row_k, y⟩ + offset_k, the margin of
-class k over class j is read along the direction g = row_k − row_j. Every bound here has one form,
-`MarginBound`:
+class k over class j is read along the direction g = row_k − row_j. ŷ is the state that the solver
+computed, y* the exact equilibrium. The logits are read at y′, which is T(ŷ), or σ(−∇E) in the
+variables of the hidden objective (`layer.py`). Every bound here is a `MarginBound`:
 
-    |margin(computed) − margin(exact)| ≤ slope·residual + blur·rounding.
+    |margin(computed) − margin(exact)| ≤ per_residual·residual + per_rounding·rounding.
 
-**By contraction.** If T is q-Lipschitz, q < 1, and is computed with a rounding error of at most δ,
-then ‖T(y) − y*‖ ≤ (q‖T(y) − y‖ + δ)/(1 − q) (Banach). The margin is off by at most ‖g‖ times that.
-If ⟨g, T⟩ is known to be λ-Lipschitz, it is also off by at most λ(‖T(y) − y‖ + δ)/(1 − q) + ‖g‖δ.
+**By contraction.** Here y′ = T(ŷ). If T is q-Lipschitz, q < 1, and is computed with a rounding
+error of at most δ, then ‖y′ − y*‖ ≤ (q‖T(ŷ) − ŷ‖ + δ)/(1 − q) (Banach). The margin is off by at
+most ‖g‖ times that. If ⟨g, T⟩ is known to be λ-Lipschitz, it is also off by at most
+λ(‖T(ŷ) − ŷ‖ + δ)/(1 − q) + ‖g‖δ.
 
-**By convexity.** The hidden objective G is m-strongly convex, m = 1 − h with −∇²E ≼ h < 1. Let E be
-quadratic, −∇E(y) = Hy + c, where c = U S(x) + b depends on the image x (H = WWᵀ in OptEq), and let
-p ∈ ∂G(y). Then y is the exact equilibrium for c + p in the place of c, so that ‖y − y*‖ ≤ ‖p‖/m.
-Along g more is known. An equilibrium y = σ(Hy + c) with 0 ≤ σ′ ≤ 1 moves with c by dy = X_D dc,
-where D = σ′ and
+**By convexity.** The hidden objective G is m-strongly convex, m = 1 − h with −∇²E ≼ h < 1. For any
+p ∈ ∂G(y′), ‖y′ − y*‖ ≤ ‖p‖/m, because 0 ∈ ∂G(y*) and ∂G is m-strongly monotone. The margin is off
+by at most ‖g‖ times that.
 
-    X_D = D^½(I − D^½HD^½)⁻¹D^½ = (D⁻¹ − H)⁻¹,    0 ≼ X_D ≼ X_P for all D ≤ P,
+If E is quadratic, more is known along g. Let −∇E(y) = Hy + c, where c = U S(x) + b depends on the
+image x through the stem S and the injection U (H = WWᵀ in OptEq). Then y′ is the exact equilibrium
+for c + p in the place of c. An equilibrium y = σ(Hy + c) moves with c by dy = X_D dc, where D is
+the diagonal matrix of the derivatives σ′, 0 ≤ D ≤ I, and
 
-because (D⁻¹ − H)⁻¹ grows with D. Hence |gᵀX_D dc| ≤ √(gᵀX_P g)·√(dcᵀX_P dc) for any g, with
-dcᵀX_P dc ≤ ‖dc‖²/(1 − h), and the margin is off by at most √(gᵀXg)·‖p‖/√(1 − h), X = (I − H)⁻¹. The
-equilibrium is Lipschitz in c, hence differentiable almost everywhere along a segment, and these
-bounds hold for its whole length.
+    X_D = D^½(I − D^½HD^½)⁻¹D^½ = (D⁻¹ − H)⁻¹,    0 ≼ X_D ≼ X_P for all diagonal P, D ≤ P ≤ I,
+
+because (D⁻¹ − H)⁻¹ grows with D. With P = I this is X = (I − H)⁻¹. Hence
+|gᵀX_D dc| ≤ √(gᵀX_P g)·√(dcᵀX_P dc) for any g, with dcᵀX_P dc ≤ ‖dc‖²/(1 − h), and the margin is
+off by at most √(gᵀXg)·‖p‖/√(1 − h). The equilibrium is Lipschitz in c, hence differentiable almost
+everywhere along a segment, and these bounds hold for its whole length.
 """
 
 from __future__ import annotations
@@ -44,72 +49,75 @@ class MarginBound:
     predicted classes if the bound holds for every sample (`of`).
     """
 
-    slope: Tensor
+    per_residual: Tensor
     """Error per unit of the residual."""
-    blur: Tensor
+    per_rounding: Tensor
     """Error per unit of the rounding error."""
 
     @classmethod
     def by_contraction(
-        cls, direction: Tensor, q: Tensor, along: Tensor | None = None
+        cls, direction: Tensor, q: Tensor, margin_lipschitz: Tensor | None = None
     ) -> MarginBound:
-        """Bound margins at T(y), whose residual is ‖T(y) − y‖.
+        """Bound margins at y′ = T(ŷ), as a function of the residual ‖T(ŷ) − ŷ‖.
 
         Args:
             direction: ‖g‖ of each margin.
             q: Lipschitz constant of T, in a shape that broadcasts against `direction`.
-            along: λ, Lipschitz constant of ⟨g, T⟩ for each margin, if it is known.
+            margin_lipschitz: λ, Lipschitz constant of ⟨g, T⟩ for each margin, if it is known.
 
         Returns:
-            A bound with slope min(‖g‖q, λ)/(1 − q) and blur ‖g‖ + slope; infinite where q ≥ 1.
+            A bound with per_residual = min(‖g‖q, λ)/(1 − q) and per_rounding = ‖g‖ + per_residual;
+            infinite where q ≥ 1.
         """
         inverse = 1 / (1 - q).clamp_min(0)  # ∞ where q ≥ 1
-        slope = direction * (q * inverse)
-        if along is not None:
-            slope = torch.minimum(slope, along * inverse)
-        return cls(slope, direction + slope)
+        per_residual = direction * (q * inverse)
+        if margin_lipschitz is not None:
+            per_residual = torch.minimum(per_residual, margin_lipschitz * inverse)
+        return cls(per_residual, direction + per_residual)
 
     @classmethod
     def by_convexity(
-        cls, direction: Tensor, convexity: Tensor, form: Tensor | None = None
+        cls, direction: Tensor, convexity: Tensor, quadratic: Tensor | None = None
     ) -> MarginBound:
-        """Bound margins at y, whose residual is ‖p‖ for a subgradient p ∈ ∂G(y).
+        """Bound margins at y′, as a function of the residual ‖p‖ for a subgradient p ∈ ∂G(y′).
 
         Args:
             direction: ‖g‖ of each margin.
             convexity: m, in a shape that broadcasts against `direction`.
-            form: gᵀXg of each margin, if X is known.
+            quadratic: gᵀXg of each margin, if X is known.
 
         Returns:
-            A bound with slope and blur min(‖g‖/m, √(gᵀXg/m)); infinite where m ≤ 0.
+            A bound with per_residual = per_rounding = min(‖g‖/m, √(gᵀXg/m)); infinite where m ≤ 0.
         """
         inverse = 1 / convexity.clamp_min(0)
-        slope = direction * inverse
-        if form is not None:
-            slope = torch.minimum(slope, (form * inverse).sqrt())
-        return cls(slope, slope)
+        per_residual = direction * inverse
+        if quadratic is not None:
+            per_residual = torch.minimum(per_residual, (quadratic * inverse).sqrt())
+        return cls(per_residual, per_residual)
 
     def error(self, residual: Tensor, rounding: Tensor) -> Tensor:
         """Evaluate the bound for the residual and the rounding error of each sample."""
-        # An infinite slope stays infinite where the residual is 0.
+        # An infinite per_residual stays infinite where the residual is 0.
         tiny = torch.finfo(residual.dtype).tiny
         return (
-            self.slope * residual.clamp_min(tiny)[:, None]
-            + self.blur * rounding.clamp_min(tiny)[:, None]
+            self.per_residual * residual.clamp_min(tiny)[:, None]
+            + self.per_rounding * rounding.clamp_min(tiny)[:, None]
         )
 
     def of(self, classes: Tensor) -> MarginBound:
         """Select the rows of these classes, one per sample."""
-        return MarginBound(self.slope[classes], self.blur[classes])
+        return MarginBound(self.per_residual[classes], self.per_rounding[classes])
 
     def widened(self) -> MarginBound:
         """Enlarge the bound by the rounding error of computing it in float64."""
-        return MarginBound(self.slope * (1 + NORM_SLACK), self.blur * (1 + NORM_SLACK))
+        return MarginBound(
+            self.per_residual * (1 + NORM_SLACK), self.per_rounding * (1 + NORM_SLACK)
+        )
 
     @property
     def is_known(self) -> bool:
         """Whether every margin has a finite bound."""
-        return bool(self.slope.isfinite().all())
+        return bool(self.per_residual.isfinite().all())
 
 
 @dataclass(frozen=True)
@@ -169,26 +177,27 @@ class ClassDifferences:
 
     direction: Tensor
     """‖g‖."""
-    form: Tensor | None = None
+    quadratic: Tensor | None = None
     """Upper bound on gᵀXg, where X is known."""
-    along: Tensor | None = None
+    pulled_length: Tensor | None = None
     """Length of (US)ᵀu for u ≈ Xg, where a stem S is known too (`radii.py`)."""
     remainder: Tensor | None = None
-    """Upper bound on ‖u − Xg‖, with the rounding of `along` as a share of ‖u‖."""
+    """Upper bound on ‖u − Xg‖, with the rounding of `pulled_length` as a share of ‖u‖."""
 
 
 class ClassPairs:
-    """Cache of the `ClassDifferences` of every class, computed when the class first occurs.
+    """Cache of what margin certificates need about the differences of two class logits.
 
-    They depend on the parameters only. Notation: w_k is the row of class k in the linear readout,
-    X the resolvent (I − H)⁻¹ of the layer (`resolvent.py`), U its input operator, and S the linear
-    stem before it.
+    It depends on the parameters only, and is computed for a class (against all classes) when the
+    class first occurs. Notation: w_k is the row of class k in the linear readout, X = (I − H)⁻¹
+    with H the negative Hessian of the layer's quadratic energy, U the layer's input operator, and S
+    the linear stem before it.
 
     Args:
         rows: The readout w, one row per class, in float64.
         resolved: Approximate solutions u_k ≈ X w_k, or None if X is not known.
-        pulled: Gradients (US)ᵀu_k with respect to the image, one row per class; None if the model
-            has no linear stem.
+        pulled: Gradients (US)ᵀu_k of the logits in the pixels of the image, one row per class; None
+            if the model has no linear stem.
         length: Norm of such gradients, dual to the norm in which images are perturbed (L1 for
             L∞ perturbations).
     """
@@ -233,11 +242,11 @@ class ClassPairs:
             return ClassDifferences(direction)
         others = torch.arange(len(self.rows), device=self.rows.device)
         pairs = self.resolved.difference(torch.full_like(others, k), others)
-        _, form = pairs.form()
+        _, quadratic = pairs.quadratic()
         if self.pulled is None or self.length is None:
-            return ClassDifferences(direction, form)
-        along = self.length(self.pulled[k] - self.pulled)
-        return ClassDifferences(direction, form, along, remainder(pairs))
+            return ClassDifferences(direction, quadratic)
+        pulled_length = self.length(self.pulled[k] - self.pulled)
+        return ClassDifferences(direction, quadratic, pulled_length, remainder(pairs))
 
 
 def remainder(pairs: Resolved) -> Tensor:

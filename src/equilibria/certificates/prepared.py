@@ -42,7 +42,7 @@ class Reading:
     """One row per class, in the shape of the variables."""
     offset: Tensor
     pairs: ClassPairs
-    along: Tensor | None = None
+    margin_lipschitz: Tensor | None = None
     """λ, Lipschitz constant of ⟨g, T⟩ of all pairs of classes, where it is known."""
     resolvent: Resolvent | None = None
     units: list[Tensor] | None = None

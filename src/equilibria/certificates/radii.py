@@ -5,21 +5,28 @@ bound (`margins.py`), and let the margin be L_j-Lipschitz in the image. The clas
 cannot change within r = min_j room_j/L_j. This file bounds the steepness L_j.
 
 The image enters through the stem S, of Lipschitz constant Λ (`stem.py`), and the injection U. A
-margin, read along g, moves with the image by gᵀX_D U dS(x) (`margins.py`, which defines X). Three
-bounds of that, each sharper than the one before:
+margin, read along g, moves with the image by gᵀX_D U dS(x) (`margins.py`, which defines X). The
+keys of `Certificate.radii` name bounds of that:
 
-- global: ‖g‖‖U‖Λ/(1 − q), a product of norms. With OptEq's feature z = Wᵀy and the rows v of the
-  head, g = Wv and ‖g‖ ≤ ‖W‖‖v‖ = √q‖v‖.
-- weighted: ½‖(US)ᵀXg‖ + ½√(gᵀXg)·‖U‖Λ/√(1 − h), X = (I − H)⁻¹. It holds for every activation
-  pattern, because 0 ≼ X_D ≼ X. Where the curvature is not constant (GEQ), X ≼ 1/(1 − h) takes the
-  place of X, with h = 2e^{−3/2}(‖W‖‖W_h‖)² rather than q, W_h the filter of GEQ's patches. For a
-  Deep OptEq the weighted bound uses the Lipschitz constant of the last layer along g.
-- pattern, for ReLU: units whose sign cannot change within r have a known entry of D, 1 if they stay
-  on and 0 if they stay off. With the masks O of the units that are on, and P of those that may be,
+| key | what is known | bound L |
+|---|---|---|
+| global | the map is q-Lipschitz | ‖g‖‖U‖Λ/(1 − q), U of the map |
+| global | ‖∇²E‖ ≤ q | the same, U of ∇E |
+| weighted | ⟨g, T⟩ is λ-Lipschitz (Deep OptEq) | λ‖U‖Λ/(1 − q) + ‖g‖‖U‖Λ |
+| weighted | E is quadratic: X = (I − H)⁻¹ | ½‖(US)ᵀXg‖ + ½√(gᵀXg)·‖U‖Λ/√(1 − h), at most global |
+| weighted | −∇²E ≼ h (GEQ) | ‖g‖‖U‖Λ/(1 − h) |
+| pattern | E is quadratic, ReLU | L(r) below, at most weighted |
+
+- With OptEq's feature z = Wᵀy and the rows v of the head, g = Wv and ‖g‖ ≤ ‖W‖‖v‖ = √q‖v‖.
+- The bound by X holds for every activation pattern, because 0 ≼ X_D ≼ X, so that X_D − ½X lies
+  between ∓½X. For GEQ h = 2e^{−3/2}(‖W‖‖W_h‖)² < q, with W_h the filter of its patches.
+- If the stem has a ReLU, Λ‖Uᵀu‖ takes the place of ‖(US)ᵀu‖ for every u.
+- Pattern: units whose sign cannot change within r have a known entry of D, 1 if they stay on and 0
+  if they stay off. With the masks O of the units that are on, and P of those that may be,
   L(r) = ‖(US)ᵀ½(X_O + X_P)g‖ + ½√(gᵀ(X_P − X_O)g)·‖U‖Λ/√(1 − h), because X_D − ½(X_O + X_P) lies
-  between ∓½(X_P − X_O) for O ≤ D ≤ P. Within r a pre-activation moves by at most
-  rΛ(‖u_i‖ + ‖w_i‖√h/(1 − h)·‖U‖), because it is c_i + w_iᵀWᵀy with ‖WᵀX_D‖ ≤ √h/(1 − h). L grows
-  with r, so that min(r, room/L(r)) is certified for every trial r.
+  between ∓½(X_P − X_O) for O ≤ D ≤ P. Within r the pre-activation c_i + w_iᵀWᵀy of unit i moves by
+  at most rΛ(‖u_i‖ + ‖w_i‖√h/(1 − h)·‖U‖), with the rows u_i of U and w_i of W, because
+  ‖WᵀX_D‖ ≤ √h/(1 − h). L grows with r, so that min(r, room/L(r)) is certified for every trial r.
 
 The norm in which the image moves is a value, `stem.ImageNorm`. It enters in two places only: Λ is
 the Lipschitz constant from that norm, and the length of (US)ᵀu is taken in the dual norm. In L∞, Λ
@@ -57,44 +64,49 @@ class Entry:
 
     path: ImagePath
     """The linear map from the image to the pre-activations."""
-    slope: Tensor
-    """‖U‖Λ of each sample."""
+    lipschitz: Tensor
+    """‖U‖Λ of each sample, the Lipschitz constant of the pre-activations in the image."""
 
     def keep(self, rows: Tensor) -> Entry:
         """Select some samples."""
-        return replace(self, slope=self.slope[rows])
+        return replace(self, lipschitz=self.lipschitz[rows])
 
 
-def global_steepness(direction: Tensor, q: Tensor, entering: Tensor) -> Tensor:
+def global_steepness(direction: Tensor, factor: Tensor, input_lipschitz: Tensor) -> Tensor:
     """Bound the steepness of margins by a product of norms.
 
     Args:
         direction: ‖g‖ of each margin.
-        q: Lipschitz constant of the map (or of ∇E, or h) of each sample.
-        entering: Lipschitz constant of the map in the image, per sample.
+        factor: Lipschitz constant of the map (or of ∇E, or h) of each sample.
+        input_lipschitz: Lipschitz constant of the map in the image, per sample.
 
     Returns:
-        ‖g‖·entering/(1 − q), infinite where q ≥ 1.
+        ‖g‖·input_lipschitz/(1 − factor), infinite where factor ≥ 1.
     """
-    return direction * torch.where(q < 1, entering / (1 - q), torch.inf)[..., None]
+    return direction * torch.where(factor < 1, input_lipschitz / (1 - factor), torch.inf)[..., None]
 
 
-def sliced_steepness(direction: Tensor, along: Tensor, q: Tensor, entering: Tensor) -> Tensor:
+def sliced_steepness(
+    direction: Tensor, margin_lipschitz: Tensor, q: Tensor, input_lipschitz: Tensor
+) -> Tensor:
     """Bound the steepness of margins where ⟨g, T⟩ is known to be λ-Lipschitz in the state.
 
-    The state moves by at most entering/(1 − q), which changes ⟨g, T⟩ by at most λ times that; the
-    image itself changes it by at most ‖g‖·entering.
+    Per unit of the image, the state moves by at most input_lipschitz/(1 − q), which changes ⟨g, T⟩
+    by at most λ times that. The image itself changes it by at most ‖g‖·input_lipschitz.
 
     Args:
         direction: ‖g‖ of each margin.
-        along: λ of each margin.
+        margin_lipschitz: λ of each margin.
         q: Lipschitz constant of the map, per sample.
-        entering: Lipschitz constant of the map in the image, per sample.
+        input_lipschitz: Lipschitz constant of the map in the image, per sample.
 
     Returns:
-        λ·entering/(1 − q) + ‖g‖·entering, infinite where q ≥ 1.
+        λ·input_lipschitz/(1 − q) + ‖g‖·input_lipschitz, infinite where q ≥ 1.
     """
-    moved = global_steepness(along, q, entering) + direction * entering[:, None]
+    moved = (
+        global_steepness(margin_lipschitz, q, input_lipschitz)
+        + direction * input_lipschitz[:, None]
+    )
     return moved * (1 + NORM_SLACK)
 
 
@@ -111,11 +123,15 @@ def weighted_steepness(
     Returns:
         ½‖(US)ᵀXg‖ + ½√(gᵀXg)·‖U‖Λ/√(1 − h), or None if X is not known.
     """
-    form, along, rest = differences.form, differences.along, differences.remainder
-    if form is None or along is None or rest is None:
+    quadratic, pulled_length, rest = (
+        differences.quadratic,
+        differences.pulled_length,
+        differences.remainder,
+    )
+    if quadratic is None or pulled_length is None or rest is None:
         return None
-    across = (form / convexity[:, None]).sqrt() * entry.slope[:, None]
-    return 0.5 * (along + rest * entry.slope[:, None] + across) * (1 + NORM_SLACK)
+    across = (quadratic / convexity[:, None]).sqrt() * entry.lipschitz[:, None]
+    return 0.5 * (pulled_length + rest * entry.lipschitz[:, None] + across) * (1 + NORM_SLACK)
 
 
 @dataclass(frozen=True)
@@ -135,12 +151,18 @@ def within_linf(radius: Tensor, numbers: int) -> Tensor:
 
 
 def radii_by_contraction(
-    margins: Margins, direction: Tensor, q: Tensor, entering: Tensor, along: Tensor | None = None
+    margins: Margins,
+    direction: Tensor,
+    q: Tensor,
+    input_lipschitz: Tensor,
+    margin_lipschitz: Tensor | None = None,
 ) -> Radii:
     """Compute radii from Lipschitz constants of the map; see `sliced_steepness` for arguments."""
-    radii = {GLOBAL: margins.radius(global_steepness(direction, q, entering))}
-    if along is not None:
-        radii[WEIGHTED] = margins.radius(sliced_steepness(direction, along, q, entering))
+    radii = {GLOBAL: margins.radius(global_steepness(direction, q, input_lipschitz))}
+    if margin_lipschitz is not None:
+        radii[WEIGHTED] = margins.radius(
+            sliced_steepness(direction, margin_lipschitz, q, input_lipschitz)
+        )
     return Radii(radii)
 
 
@@ -163,11 +185,11 @@ def radii_by_convexity(
     Returns:
         The global and the weighted radius, and the steepness if a pattern can improve on it.
     """
-    steepness = global_steepness(differences.direction, curvature, entry.slope)
+    steepness = global_steepness(differences.direction, curvature, entry.lipschitz)
     radii = {GLOBAL: margins.radius(steepness)}
     weighted = weighted_steepness(differences, entry, convexity)
     if weighted is None:
-        convex = global_steepness(differences.direction, 1 - convexity, entry.slope)
+        convex = global_steepness(differences.direction, 1 - convexity, entry.lipschitz)
         return Radii({**radii, WEIGHTED: margins.radius(convex)})
     steepness = torch.minimum(steepness, weighted)
     return Radii({**radii, WEIGHTED: margins.radius(steepness)}, steepness)
@@ -202,10 +224,10 @@ class Pattern:
         """Return masks of the units that are on for all images this close, and that may be on."""
         inputs, states = self.units
         root = (1 - convexity).clamp_min(0).sqrt()
-        reach = (root / convexity * entry.slope * radius)[:, None] * states
+        reach = (root / convexity * entry.lipschitz * radius)[:, None] * states
         reach = reach + (entry.path.lipschitz * radius)[:, None] * inputs
-        blur = (root * self.error)[:, None] * states + self.rounding[:, None]
-        moved = (reach + blur) * (1 + NORM_SLACK)
+        uncertainty = (root * self.error)[:, None] * states + self.rounding[:, None]
+        moved = (reach + uncertainty) * (1 + NORM_SLACK)
         return self.preactivation > moved, self.preactivation >= -moved
 
     def keep(self, rows: Tensor) -> Pattern:
@@ -265,13 +287,13 @@ class Pattern:
                     pattern.within(trial, entry, convexity), guesses, strict=True
                 )
             )
-            slope = entry.slope.repeat_interleave(count, 0)
+            lipschitz = entry.lipschitz.repeat_interleave(count, 0)
             middle = entry.path.pull_back(0.5 * (low.solution + high.solution))
-            along = entry.path.length(middle)
-            along = along + (remainder(high) + low.error()) * slope
-            spread = (high.form()[1] - low.form()[0]).clamp_min(0)
-            across = (spread / convexity.repeat_interleave(count, 0)).sqrt() * slope
-            by_pattern = ((along + 0.5 * across) * (1 + NORM_SLACK)).view(samples, count)
+            pulled_length = entry.path.length(middle)
+            pulled_length = pulled_length + (remainder(high) + low.error()) * lipschitz
+            spread = (high.quadratic()[1] - low.quadratic()[0]).clamp_min(0)
+            across = (spread / convexity.repeat_interleave(count, 0)).sqrt() * lipschitz
+            by_pattern = ((pulled_length + 0.5 * across) * (1 + NORM_SLACK)).view(samples, count)
             best_known = torch.minimum(steepness.gather(1, classes), by_pattern)
             new = margins.radius(steepness.scatter(1, classes, best_known))
             certain = torch.maximum(certain, torch.minimum(trial, new))

@@ -245,7 +245,9 @@ class ReflectionCertifier:
         rows = self.exact.head.rows
         direction = 2 * torch.linalg.vector_norm(rows[:, None] - rows[None], dim=2)
         bounds = [MarginBound.by_contraction(direction, direction.new_tensor(q)) for q in limits]
-        return MarginConstants(torch.stack([b.slope for b in bounds]).sum(dim=0), self.slopes)
+        return MarginConstants(
+            torch.stack([b.per_residual for b in bounds]).sum(dim=0), self.slopes
+        )
 
 
 certifier.register(ReflectionNetwork, ReflectionCertifier.of)

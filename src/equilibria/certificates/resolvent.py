@@ -130,13 +130,20 @@ class Resolved:
             between(self.rows), between(self.solution), between(self.residual), self.convexity
         )
 
-    def form(self) -> tuple[Tensor, Tensor]:
+    def quadratic(self) -> tuple[Tensor, Tensor]:
         """Bound gᵀXg from below and above: uᵀ(g + e), and at most eᵀXe ≤ ‖e‖²/(1 − h) more."""
         low = (self.solution * (self.rows + self.residual)).sum(dim=-1).clamp_min(0)
         return low, low + self.residual.square().sum(dim=-1) / self.convexity
 
     def error(self) -> Tensor:
-        """Return upper bounds ‖e‖/(1 − h) on the errors ‖u − Xg‖, one per row."""
+        """Bound the error of each approximate solution u of the linear system (I − H)u = g.
+
+        A bound is ‖e‖/(1 − h), with the residual e = g − (I − H)u and the upper bound h < 1 on the
+        eigenvalues of H.
+
+        Returns:
+            Bounds on the distance to the exact solution, one per row.
+        """
         norms: Tensor = torch.linalg.vector_norm(self.residual, dim=-1)
         return norms / self.convexity
 

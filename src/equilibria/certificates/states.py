@@ -19,6 +19,30 @@ def norms(state: State) -> Tensor:
     return torch.stack(squares).sum(dim=0).sqrt()
 
 
+def reading_error(
+    rows: Tensor, offset: Tensor, size: Tensor, logits: Tensor, share: float
+) -> Tensor:
+    """Bound the rounding error of margins that are differences of separately computed logits.
+
+    Each logit ⟨row_k, y⟩ + offset_k is a sum, so its error is at most
+    γ(‖row_k‖‖y‖ + |offset_k|) + u|logit_k|. The error of a margin is that of both of its logits;
+    where rows nearly agree it can exceed γ‖row_k − row_j‖‖y‖ by any factor.
+
+    Args:
+        rows: Row of each class, (classes, numbers).
+        offset: Offset of each class.
+        size: ‖y‖ of each sample.
+        logits: Computed logits, (samples, classes).
+        share: γ, relative error of the sums, at least the relative error u of one operation.
+
+    Returns:
+        Bound for the margin of the largest logit over each other logit, (samples, classes).
+    """
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    each: Tensor = share * (size[:, None] * lengths + offset.abs() + logits.abs())
+    return each + each.gather(1, logits.argmax(dim=1, keepdim=True))
+
+
 def flat_rows(state: State) -> Tensor:
     """Flatten a state of several rows into a matrix, in the plain order of its numbers."""
     return torch.cat([tensor.flatten(1) for tensor in state_tensors(state)], dim=1)

@@ -59,9 +59,9 @@ class Step:
 
     layers: tuple[nn.Module, ...]
     lipschitz: float
-    """Factor by which the layers enlarge the Lipschitz constant of the stem, in the pixels."""
+    """Factor in the Lipschitz constant of the stem in the pixels: ‖A‖ with the deferred scale."""
     gain: float
-    """‖A‖."""
+    """‖A‖ of these layers alone, for the propagation of errors."""
     rounding: float = 0.0
     """Rounding error of the layers, per unit of ‖h‖."""
     offset: float = 0.0
@@ -84,7 +84,9 @@ class Features:
 class StemBounds:
     """Bounds on a stem, the map from pixels to the input of an equilibrium layer, in evaluation.
 
-    Convolutions take over the scale of a normalization before them and of a BatchNorm after them.
+    The scale 1/std of a normalization is deferred (`Signal.scale`): it multiplies the kernel of the
+    next convolution, whose norm is then that of both. A scale that remains at the end is the last
+    step. A BatchNorm after a convolution multiplies its kernel, too.
     The Lipschitz constants of ReLU and pooling are 1 and 1/s. An error e becomes
     (‖A‖ + ε)e + ε‖h‖ + 12u‖b‖ in a step of rounding ε.
     """

@@ -33,12 +33,11 @@ from equilibria.cli.faults import (
     writable_file,
     writable_folder,
 )
+from equilibria.cli.file_attacks import AttackedFile, attack_files
 from equilibria.cli.images import classifier
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from equilibria.report.file_attacks import AttackedFile
 
 
 @command(
@@ -112,8 +111,6 @@ def attack(
 
     With FILES, these images are attacked, and the data set of the run is not needed.
     """
-    from equilibria.report.file_attacks import attack_files
-
     methods: tuple[eq.inputs.attack_settings.AttackMethod, ...] = get_args(
         eq.inputs.attack_settings.AttackMethod
     )

@@ -114,7 +114,7 @@ def certify(
 
 @dataclass(frozen=True)
 class CertifiedImage:
-    """The certificate of one image."""
+    """Certificate of the prediction for one image."""
 
     image: str
     """Name of its file, or its number among the selected test images."""

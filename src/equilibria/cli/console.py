@@ -129,5 +129,5 @@ def progress_bar(
 
 
 def shown(value: Any, form: str = "", unit: str = "") -> str:
-    """Format a value for a cell of a table; None is empty."""
+    """Format a value for a cell of a table; None becomes an empty text."""
     return "" if value is None else f"{value:{form}}{unit}"

@@ -119,7 +119,7 @@ def show_traceback() -> None:
 
 
 def complain(*sentences: str) -> None:
-    """Raise an error with those of the sentences that are not empty, if any.
+    """Raise an error that joins the sentences that are not empty, if there are any.
 
     Commands call it after they have printed their results.
     """

@@ -27,7 +27,7 @@ BATCH = 64
 
 @dataclass(frozen=True, kw_only=True)
 class RestoredImage:
-    """Result for one image file."""
+    """Result of restoring one image file with a trained model."""
 
     status: str
     """Status of the solve or search; empty, with the next three fields, if there was none."""

@@ -20,7 +20,7 @@ AnyRun = TypeVar("AnyRun", bound="eq.training.experiment.RecipeModel")
 
 @dataclass(frozen=True)
 class SelectedImages:
-    """Images in the size and colors of a classifier's input, and the run of the classifier."""
+    """Images to classify, in the size and colors of the model's input, and the classifier's run."""
 
     run: eq.training.experiment.RecipeModel
     images: torch.Tensor

@@ -39,7 +39,7 @@ from equilibria.cli.faults import (
 if TYPE_CHECKING:
     from equilibria.report.segmentation import PixelPrediction
 
-    AnyPrediction: TypeAlias = eq.training.Prediction | PixelPrediction
+    AnyPrediction: TypeAlias = eq.inference.Prediction | PixelPrediction
 
 MIN_SHARE = 0.01
 """Smallest share of the pixels for which the table names a class."""
@@ -100,7 +100,7 @@ def predict(
     else:
         predictions = cast(
             "Iterable[AnyPrediction]",
-            eq.training.predictions(
+            eq.inference.predictions(
                 opened.model,
                 files,
                 top=top or 1,
@@ -144,7 +144,7 @@ class _Summary:
         self.count += 1
         if self.count <= MAX_ROWS:
             self.first.append(prediction)
-        if isinstance(prediction, eq.training.Prediction):
+        if isinstance(prediction, eq.inference.Prediction):
             shares = {prediction.label or "": 1.0}
         else:
             shares = prediction.classes
@@ -228,7 +228,7 @@ def _class_columns(top: int, certified: bool) -> Columns:
     names += ["certified"] * certified
     more = [f"{name}_{rank}" for rank in range(2, top + 1) for name in ("class", "confidence")]
 
-    def cells(p: eq.training.Prediction) -> list[Any]:
+    def cells(p: eq.inference.Prediction) -> list[Any]:
         others = [cell for pair in list(p.top.items())[1:] for cell in pair]
         confidence = None if math.isnan(p.confidence) else p.confidence
         certificate = [p.certified] * certified

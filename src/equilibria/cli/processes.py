@@ -32,7 +32,13 @@ LOST_PROCESS_SECONDS = 10.0
 
 
 def work_in_group(place: eq.training.distributed.Place, device_name: str, work: Work) -> None:
-    """Do the work as one of several processes, on its own device."""
+    """Join the process group of a distributed training, and call `work` on this process's device.
+
+    Args:
+        place: Rank of this process, and how the processes connect.
+        device_name: Name of the device, such as "cpu" or "cuda"; each process gets its own GPU.
+        work: Function of the device and the process group.
+    """
     import torch
 
     if place.rank > 0:
@@ -139,7 +145,7 @@ def _process(
 
 @contextmanager
 def agreed(processes: eq.training.processes.Processes) -> Iterator[None]:
-    """End all processes if this block fails in one of them; otherwise all continue."""
+    """End all processes of a training if this block fails in one; otherwise all continue."""
     message: str | None = None
     try:
         yield

@@ -27,7 +27,7 @@ def follow(
     processes: eq.training.processes.Processes,
     on_epoch: Callable[[eq.training.EpochMetrics], None] | None = None,
 ) -> list[eq.training.EpochMetrics]:
-    """Train a run, and print a summary of the run and the progress."""
+    """Train the model of a run, and print a summary of the run and the progress."""
     from equilibria.training.progress import TrainingDisplay, both, summary
 
     lines = summary(experiment, run, device, processes)
@@ -52,7 +52,10 @@ def follow(
 def keeping(
     run: eq.training.RunFolder, processes: eq.training.processes.Processes
 ) -> Iterator[None]:
-    """Add to errors in this block what is stored of the run, and how to continue."""
+    """Extend the message of errors in this block by what is stored of the run.
+
+    It also says how to continue the run.
+    """
     try:
         yield
     except (typer.Exit, eq.training.ProcessLostError):

@@ -55,7 +55,7 @@ def warn_of_assumption(damage: Damage, *, simulate: bool) -> None:
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Return the options that are not None."""
+    """Return those of the keyword arguments that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -35,7 +35,7 @@ FIELDS = {"blur": "width", "factor": "factor"}
 
 @dataclass(frozen=True, kw_only=True)
 class RestoredPhoto:
-    """Result for one image file."""
+    """Result of restoring one photograph with the pretrained prior."""
 
     file: str
     restored: str
@@ -43,7 +43,7 @@ class RestoredPhoto:
     noise: float
     """Standard deviation of the noise, given or estimated."""
     strength: float | None
-    """λ of the prior, given or chosen by the discrepancy principle."""
+    """Weight λ of the prior, given or chosen by the discrepancy principle."""
     status: str
     iterations: int | None
     bound: float | None

@@ -51,7 +51,7 @@ PRIOR_DENSITY = {"name": "gmm", "ridge": 0.01}
 
 @dataclass(frozen=True)
 class RestoredTestImages:
-    """Result for test images; PSNRs are medians in decibels."""
+    """Result of restoring test images with a trained model; PSNRs are medians in decibels."""
 
     model: str
     data: str

@@ -102,7 +102,7 @@ def _numbers(text: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Subject:
-    """Model to tune, with images."""
+    """Model to tune, with a batch of images for it."""
 
     name: str
     options: dict[str, Any]
@@ -197,7 +197,7 @@ def _show(data: Mapping[str, Any], note: str) -> None:
 
 
 def advice(subject: Subject, report: TuningReport) -> list[str]:
-    """Return lines that recommend a setting."""
+    """Return lines of text that recommend a solver, tolerance and gradient rule."""
     from equilibria.training.tuning import explain_none, overrides
 
     best, speedup = report.recommended, report.speedup

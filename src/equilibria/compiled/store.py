@@ -19,6 +19,7 @@ from equilibria.compiled.tracing import (
     TraceError,
     compile_graph,
     lift_constants,
+    trace,
 )
 from equilibria.context.caller import warn_caller
 from equilibria.context.twin import twin
@@ -28,7 +29,7 @@ logger = logging.getLogger("equilibria.compiled")
 MAX_GRAPHS = 32
 """Largest number of graphs per layer; further shapes are solved eagerly."""
 
-SIZES_PER_OCTAVE = 8
+SIZES_PER_OCTAVE = 4
 """Number of batch sizes between n and 2n for which graphs are compiled; others are padded."""
 
 
@@ -131,7 +132,10 @@ class GraphStore:
                 warnings.simplefilter("ignore")
                 graph, notes = build()
                 constants = lift_constants(graph)
-                function, seconds = compile_graph(graph, [*map(_plain, inputs), *constants])
+                examples = [*map(_plain, inputs), *constants]
+                if constants:  # the changed graph lacks what PyTorch notes during a trace
+                    graph = trace(graph, *examples)
+                function, seconds = compile_graph(graph, examples)
         except NotInOneGraph:
             return None
         except Exception as error:

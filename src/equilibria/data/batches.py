@@ -40,8 +40,8 @@ class Batches:
         size: Number of samples per batch; the last batch may be smaller.
         shuffle: Random generator that draws a new order for every iteration; None keeps the order
             of the source.
-        part: (k, n) yields the k-th of n parts of every batch. Parts differ by at most one sample
-            and may be empty.
+        part: A pair (k, n), with which the k-th of n parts of every batch is yielded. Parts differ
+            by at most one sample and may be empty.
         workers: Number of processes that read ahead; they live as long as this object. The batches
             do not depend on it.
         pinned: Whether batches are in pinned memory, which a GPU copies while it computes.

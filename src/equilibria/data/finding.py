@@ -22,7 +22,7 @@ def list_images(folder: Path) -> list[Path]:
 
 
 def list_folders(folder: Path) -> list[Path]:
-    """Return the folders in a folder, sorted by name."""
+    """Return the subfolders of a folder, sorted by name."""
     return sorted(entry for entry in folder.iterdir() if entry.is_dir())
 
 

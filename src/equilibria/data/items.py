@@ -44,7 +44,11 @@ class Items:
         return len(self.dataset)
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return images, pixels in [0, 1], and their labels by index."""
+        """Return the images, with pixels in [0, 1], and the labels of some items.
+
+        Args:
+            indices: Indices of the items, shape (B,).
+        """
         items = [self.dataset[index] for index in indices.tolist()]
         images = [self._image(image) for image, _ in items]
         if any(image.shape != images[0].shape for image in images):
@@ -72,7 +76,10 @@ class Items:
 
     @property
     def labels(self) -> Tensor | None:
-        """Labels, if the data set has them without reading images (`targets`)."""
+        """Labels of all items; None if the data set cannot provide them without reading images.
+
+        They come from the attribute `targets`, or from the second tensor of a `TensorDataset`.
+        """
         return _targets(self.dataset)
 
 

@@ -44,7 +44,7 @@ def equalize(images: Tensor) -> Tensor:
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
-    """Keep the highest `bits` of 8; with all eight, return the image without rounding."""
+    """Keep the highest `bits` bits of 8-bit pixels; with all eight, do not round."""
     kept = bits.long()[:, None, None, None]
     lost = (torch.ones_like(kept) << (8 - kept)) - 1
     masked = (_levels(images) & ~lost).to(images.dtype) / BRIGHTEST

@@ -70,7 +70,7 @@ class Selection:
         return len(self.indices)
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return images and labels.
+        """Return the images and labels of some samples of the selection.
 
         Args:
             indices: Indices into the selection, shape (B,).

@@ -53,7 +53,7 @@ class Energy(nn.Module):
     """
 
     def value(self, state: State, context: Context) -> Tensor:
-        """Return E(y; x) of each sample.
+        """Return the energy E(y; x) of each sample.
 
         Args:
             state: The state y.
@@ -78,7 +78,10 @@ class Energy(nn.Module):
     inject: Callable[..., Context] = _keep_inputs
 
     def descent(self, state: State, context: Context) -> State:
-        """Return −∇E(y; x); by default by automatic differentiation of `value`."""
+        """Return −∇E(y; x), the negative gradient in the state y.
+
+        By default it is computed by automatic differentiation of `value`.
+        """
 
         def checked(tensors: tuple[Tensor, ...], context: Context) -> Tensor:
             value = self.value(unflatten_state(state, tensors), context)

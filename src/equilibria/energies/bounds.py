@@ -16,7 +16,7 @@ P = TypeVar("P")
 
 
 class UnitBound(NamedTuple):
-    """Row norms per unit of a quadratic energy, with −∇²E = WWᵀ and ∇E linear in x.
+    """Row norms per unit of a quadratic energy E with −∇²E = WWᵀ and ∇E linear in the input x.
 
     The shapes of the tensors broadcast with the state.
     """
@@ -44,7 +44,8 @@ class Bounds(Generic[N]):
     Args:
         curvature: Upper bound on ‖∇²E‖.
         concavity: Upper bound on the eigenvalues of −∇²E, 0 for a convex energy; by default equal
-            to `curvature`. With L_σ ≤ 1 the objective G is (1 − concavity)-strongly convex.
+            to `curvature`. With an activation of Lipschitz constant at most 1 the hidden objective
+            1ᵀf(y) + ½‖y‖² + E(y; x) is (1 − concavity)-strongly convex.
         input: Upper bound on the Lipschitz constant of ∇E in the input, at any state and input.
         units: One `UnitBound` per tensor of the state, for quadratic energies.
 
@@ -72,14 +73,14 @@ class Bounds(Generic[N]):
 
     @property
     def curvature(self) -> N | None:
-        """Upper bound on ‖∇²E‖."""
+        """Upper bound on ‖∇²E‖, the norm of the energy's Hessian in the state."""
         if callable(self._curvature):
             self._curvature = self._curvature()
         return self._curvature  # type: ignore[no-any-return]
 
     @property
     def concavity(self) -> N | None:
-        """Upper bound on the eigenvalues of −∇²E."""
+        """Upper bound on the eigenvalues of −∇²E, the energy's negative Hessian in the state."""
         if callable(self._concavity):
             concavity = self._concavity()
             self._concavity = self.curvature if concavity is None else concavity
@@ -87,7 +88,7 @@ class Bounds(Generic[N]):
 
     @property
     def input(self) -> N | None:
-        """Upper bound on the Lipschitz constant of ∇E in the input."""
+        """Upper bound on the Lipschitz constant of the energy's gradient ∇E in the input."""
         if callable(self._input):
             self._input = self._input()
         return self._input  # type: ignore[no-any-return]

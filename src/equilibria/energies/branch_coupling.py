@@ -31,10 +31,11 @@ A channel that is weak at the first image may grow, and a tiny t would restore i
 
 
 def resampling(fine: int, coarse: int, directions: int = 2) -> LinearOperator:
-    """Return P, which resamples a map of scale `coarse` to scale `fine` (1 = full resolution).
+    """Return the operator P that resamples feature maps of scale `coarse` to scale `fine`.
 
-    P is average pooling by a factor s, or its adjoint: nearest-neighbor upsampling divided by s²
-    (in one direction by s). Hence P_{j:i} = P_{i:j}ᵀ exactly, and ‖P‖ is 1/s (1/√s).
+    Scale 1 is full resolution. P is average pooling by a factor s, or its adjoint: nearest-neighbor
+    upsampling divided by s² (in one direction by s). Resampling from branch i to j is therefore
+    exactly the transpose of that from j to i, and ‖P‖ is 1/s (1/√s).
     """
     if coarse == fine:
         return Identity()
@@ -67,9 +68,10 @@ class _Pair(NamedTuple):
 
 
 class BranchCoupling(nn.Module):
-    """Energy ½ Σᵢ (λ D(zᵢ, zᵢ₊₁) − H(zᵢ, zᵢ₊₁)) over a loop of branches, given their features.
+    """Heritage and diversity energy of a loop of branches, as a function of their features zᵢ.
 
-    With A = P_{i:i+1} zᵢ₊₁ and the C×C matrix M = A zᵢᵀ of inner products between channels,
+    It is ½ Σᵢ (λ D(zᵢ, zᵢ₊₁) − H(zᵢ, zᵢ₊₁)) (MOptEqs, Eqs. 3–5). With A = P_{i:i+1} zᵢ₊₁, resampled
+    to the resolution of branch i, and the C×C matrix M = A zᵢᵀ of inner products between channels,
     H = tr M rewards similarity of corresponding channels and D = Σ_{k≠l} |M_kl| penalizes
     similarity of all others.
 
@@ -129,7 +131,7 @@ class BranchCoupling(nn.Module):
         return f"diversity={self.diversity}, heritage={self.heritage}, sign={self.sign!r}"
 
     def scales(self, features: Features) -> dict[str, Entry]:
-        """Return t of every pair."""
+        """Return the widths t of the smooth absolute value, for each pair of neighbors."""
         entries: dict[str, Entry] = {}
         for pair in self.pairs():
             # Upsampling multiplies the norms of all channels by its own norm.
@@ -141,7 +143,10 @@ class BranchCoupling(nn.Module):
 
     @torch.no_grad()
     def signs(self, features: Features) -> dict[str, Tensor]:
-        """Return S of every pair."""
+        """Return the signs of the inner products between channels, for each pair of branches.
+
+        The diagonal, which belongs to corresponding channels, is zero.
+        """
         return {
             pair.name: off_diagonal(self._products(pair, features)).sign() for pair in self.pairs()
         }
@@ -160,7 +165,10 @@ class BranchCoupling(nn.Module):
         return 0.5 * total
 
     def messages(self, features: Features, constants: Constants) -> list[Tensor]:
-        """Return hᵢ of Proposition 1 for every branch: minus the gradient of `value` in zᵢ."""
+        """Return for each branch minus the gradient of the energy in the features of the branch.
+
+        It is hᵢ of MOptEqs' Proposition 1.
+        """
         scales = [constants.get(pair.name) for pair in self.pairs()]
         tensors = [tensor for tensor in (*features, *scales) if isinstance(tensor, Tensor)]
         if self.sign == "smooth" and self.diversity and _is_recorded(tensors):
@@ -225,14 +233,23 @@ class BranchCoupling(nn.Module):
         return self.mixing(constant if self.sign == "freeze" else M / torch.hypot(M, constant))
 
     def slopes(self, t: Tensor, K: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ∂K/∂M and ∂K/∂t, where S = M/length and length = √(M² + t²)."""
+        """Return the derivatives of the mixing matrix K in the inner products M and the width t.
+
+        Args:
+            t: Width of the smooth absolute value √(M² + t²) − t.
+            K: The mixing matrix ½(I − λM/length) of the channels.
+            length: √(M² + t²).
+        """
         # Dividing in steps avoids t⁻³, which overflows float32 for vanishing features.
         share = t / length
         bend = off_diagonal(share / length)
         return share * bend * (-0.5 * self.diversity), -K * bend
 
     def mixing(self, S: Tensor) -> Tensor:
-        """Return K for the signs S, whose diagonal is ignored."""
+        """Return the matrix K = ½(I − λS) that mixes channels, for signs S of their inner products.
+
+        The diagonal of S is ignored. I is omitted if `heritage` is False.
+        """
         diagonal = torch.eye(S.shape[1], dtype=S.dtype, device=S.device)
         # A fused operation: one per pair, and one in its derivative.
         return torch.addcmul(
@@ -357,7 +374,7 @@ def _is_recorded(tensors: Sequence[Tensor]) -> bool:
 
 
 def heritage(z: Tensor, other: Tensor) -> Tensor:
-    """Return H(z, other) = ⟨z, other⟩ (Eq. 3) of each sample.
+    """Return the heritage H = ⟨z, other⟩ of two branches, for each sample (MOptEqs, Eq. 3).
 
     Args:
         z: Features of one branch, shape (B, C, ...).
@@ -376,7 +393,7 @@ def heritage(z: Tensor, other: Tensor) -> Tensor:
 
 
 def diversity(z: Tensor, other: Tensor) -> Tensor:
-    """Return D(z, other) = Σ_{k≠l} |⟨z_k, other_l⟩| (Eq. 4) of each sample.
+    """Return the diversity D = Σ_{k≠l} |⟨z_k, other_l⟩| of each sample (MOptEqs, Eq. 4).
 
     Args:
         z: Features of one branch, shape (B, C, ...).
@@ -395,7 +412,7 @@ def diversity(z: Tensor, other: Tensor) -> Tensor:
 
 
 def off_diagonal(M: Tensor) -> Tensor:
-    """Return M with zeros on the diagonal."""
+    """Return a batch of matrices with zeros on their diagonals."""
     mask = 1 - torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)
     return M * mask
 

@@ -20,7 +20,7 @@ class Calibrating(Protocol):
     """Term that computes scales once per solve, at the first image; also set `Facts.calibrates`."""
 
     def calibrate(self, image: State, context: Context) -> Context:
-        """Return `context` with scales computed at the first image T(0).
+        """Return `context` with scales computed at the map's first image, that of the zero state.
 
         The scales are part of the autograd graph.
         """
@@ -34,10 +34,10 @@ class Refreshing(Protocol):
 
 
 class StartingAhead(Protocol):
-    """Term whose −∇E at zero costs nothing, so that a solve starts one step ahead."""
+    """Term whose gradient at the zero state costs nothing; a solve then starts one step ahead."""
 
     def first_descent(self, context: Context) -> State | None:
-        """Return −∇E(0; x), or None if it would have to be computed."""
+        """Return the descent −∇E(0; x) at the zero state, or None if it costs an evaluation."""
 
 
 class Rounded(Protocol):
@@ -46,7 +46,7 @@ class Rounded(Protocol):
     def rounding(
         self, exact: Any, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
-        """Return a bound on the distance between the computed ∇E and that of `exact`."""
+        """Return a bound on the distance of the computed gradient ∇E to that of `exact`."""
 
 
 def calibrate(term: Energy, image: State, context: Context) -> Context:
@@ -62,7 +62,10 @@ def refresh(term: Energy, state: State, context: Context) -> Context:
 
 
 def first_descent(term: Energy, context: Context) -> State | None:
-    """Return −∇E(0; x) if it costs nothing; by default None, and a solve starts at zero."""
+    """Return a term's descent −∇E(0; x) at the zero state if it costs nothing.
+
+    By default it is None, and a solve starts at zero.
+    """
     method: Any = getattr(term, "first_descent", None)
     return None if method is None else method(context)
 
@@ -70,7 +73,7 @@ def first_descent(term: Energy, context: Context) -> State | None:
 def rounding(
     term: Energy, exact: Energy, context: Context, layout: Layout, unit: float
 ) -> Rounding | None:
-    """Return a bound on the rounding error of a computed ∇E; by default None (not known).
+    """Return a bound on the rounding error of a term's gradient; by default None (not known).
 
     Args:
         term: The term in its working precision.

@@ -182,7 +182,10 @@ class Sum(Terms):
         return joined.replace("+ −", "− ")
 
     def first_descent(self, context: Context) -> State | None:
-        """Return −∇E(0; x) if only one term contributes to it and its value costs nothing."""
+        """Return the descent −∇E(0; x) at the zero state, if it costs nothing.
+
+        That is so if only one term contributes to it and knows its value.
+        """
         nonzero = [name for name, term in self.named_terms() if not term.facts.vanishes_at_zero]
         if len(nonzero) != 1:
             return None

@@ -22,10 +22,11 @@ from equilibria.operators.rounding import application_rounding, upper_norm
 
 
 class ConvexPotential(Energy):
-    """Convex energy 1ᵀS(Wz + b) with S′ = σ and gradient Wᵀσ(Wz + b).
+    """Convex energy 1ᵀS(Wz + b) of a state z, where S is a primitive of the activation σ.
 
-    It is convex because σ is nondecreasing. Added to ½‖z − u‖², it makes the equilibrium
-    z = u − Wᵀσ(Wz + b) a proximal operator of u for every W, without a bound on ‖W‖.
+    Its gradient is Wᵀσ(Wz + b), and it is convex because σ is nondecreasing. Added to ½‖z − u‖², it
+    makes the equilibrium z = u − Wᵀσ(Wz + b) a proximal operator of u for every W, without a bound
+    on ‖W‖.
 
     Args:
         W: Linear operator, or a matrix of shape (outputs, inputs).
@@ -90,7 +91,10 @@ class ConvexPotential(Energy):
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
-        """Bound fl(Wᵀσ(fl(Wz + b))) and one addition for σ = ReLU, linearly in ‖z‖ and ‖b‖."""
+        """Bound the rounding error of the gradient Wᵀσ(Wz + b) and of one addition, for σ = ReLU.
+
+        The bound is linear in ‖z‖ and ‖b‖.
+        """
         assert isinstance(exact, ConvexPotential)
         error = application_rounding(self.W, exact.W, layout[0], unit)
         if error is None or type(self.activation) is not ReLU:

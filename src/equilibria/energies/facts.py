@@ -13,7 +13,8 @@ class Facts:
     Args:
         couples_batch: Whether the value of one sample depends on the others. Solver, adjoint and
             status then treat the batch as one problem.
-        is_concave: Whether E is concave in y. The map σ(−∇E) is then monotone.
+        is_concave: Whether the energy E(y; x) is concave in the state y. The map σ(−∇E) is then
+            monotone.
         is_quadratic: Whether ∇²E is the same matrix at every state and input.
         vanishes_at_zero: Whether ∇E(0; x) = 0.
         has_gradient: Whether `descent` is −∇ of `value`. False if `descent` treats a scale that

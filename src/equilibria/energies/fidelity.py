@@ -17,7 +17,7 @@ from equilibria.registry import check_not_negative, check_positive
 
 
 class DataFidelity(Energy):
-    """Data fidelity (w/2)·‖Ay − x‖², or w/2 times the squared distance of Ay to a box around x.
+    """Data fidelity (w/2)·‖Ay − x‖² of an image y to its measurement x, or to a box around x.
 
     Args:
         A: Linear operator, such as a mask, a blur or a lower resolution, or any differentiable map
@@ -25,7 +25,8 @@ class DataFidelity(Energy):
         noise: Standard deviation ν of the noise in x; None sets w = 1. With a number, the last
             input of the layer is the noise level σ of the prior, and w = (σ/ν)².
         box: Quantization step of x: a number, or a tensor that broadcasts with x, such as one step
-            per frequency for JPEG. The box is |Ay − x| ≤ box/2.
+            per frequency for JPEG. The energy is then w/2 times the squared distance of Ay to the
+            box |Ay − x| ≤ box/2.
         image_shape: Shape (C, H, W) of one image, if A is a function that changes the shape.
 
     Examples:
@@ -98,7 +99,10 @@ class DataFidelity(Energy):
         return Bounds(concavity=0.0) if self.is_linear else Bounds()
 
     def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
-        """Return bounds; the concavity is −w if A is the identity and there is no box."""
+        """Return bounds on the derivatives of the term.
+
+        If A is the identity and there is no box, the concavity is −w, w the weight of the term.
+        """
         A, weight = self.A, context["weight"]
         if not isinstance(A, LinearOperator):
             return Bounds()

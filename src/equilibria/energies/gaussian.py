@@ -47,25 +47,27 @@ MAX_EXPONENT = 1e4
 
 @dataclass(frozen=True)
 class Patches:
-    """Patches of a map: `channels` channels by `size` × `size` pixels, or by `size` time steps.
+    """Patches of a feature map: `channels` channels by `size` × `size` pixels.
 
-    Maps whose size is not a multiple of the patch size are padded with zeros, which change neither
-    energies nor norms.
+    For sequences they have `size` time steps. Maps whose size is not a multiple of the patch size
+    are padded with zeros, which change neither energies nor norms.
     """
 
     channels: int
     size: int
 
     def numbers(self, directions: int) -> int:
-        """Return the number of entries of a patch: c_s p² for images, c_s p for sequences."""
+        """Return the number of entries of a patch: channels · size ** directions."""
         return int(self.channels * self.size**directions)
 
     def split(self, r: Tensor) -> Tensor:
-        """Split r (B, mid, h, w) into patches (B, rows, columns, groups, p, p, c_s).
+        """Split a feature map into patches, shape (B, rows, columns, groups, size, size, channels).
 
         The result is a view unless padding is needed. For channels_last tensors this order keeps
-        the c_s channels of a pixel contiguous. A sequence (B, mid, t) has one direction instead of
-        two.
+        the channels of a pixel contiguous. A sequence (B, C, t) has one direction instead of two.
+
+        Args:
+            r: Feature map, shape (B, C, h, w), whose C channels form C/channels groups.
         """
         if r.dim() not in (3, 4):
             raise ValueError(
@@ -112,14 +114,19 @@ def grid_dimensions(patches: Tensor) -> int:
 
 
 class WholeMap:
-    """The whole state as one patch (Eq. 5)."""
+    """The whole state as one patch (GEQ, Eq. 5)."""
 
     def split(self, r: Tensor) -> Tensor:
-        """Return r with shape (B, 1, numbers)."""
+        """Reshape a state to one patch per sample, shape (B, 1, numbers)."""
         return r.flatten(1)[:, None]
 
     def merge(self, patches: Tensor, like: Tensor) -> Tensor:
-        """Return the patch as a map with the shape and memory format of `like`."""
+        """Return a state that was split into one patch, its only one, in its original shape.
+
+        Args:
+            patches: The patch, shape (B, 1, numbers).
+            like: Tensor whose shape and memory format the result gets.
+        """
         return in_format_of(like, patches.reshape(like.shape))
 
     def as_map(self, values: Tensor) -> Tensor:
@@ -128,14 +135,14 @@ class WholeMap:
 
 
 class GaussianKernel(Energy):
-    """Gaussian kernel energy −(1/2γ) Σ_p exp(−γ‖(Ux + b − Wy)_p W_h‖²) over patches p (Eq. 16).
+    """Gaussian kernel energy −(1/2γ) Σ_p exp(−γ‖(Ux + b − Wy)_p W_h‖²) over patches p (GEQ Eq. 16).
 
     With q_p = (Ux + b − Wy)_p W_h and the attention weights β_p = e^{−γ‖q_p‖²} of the patches,
     −∇E = Wᵀm with m_p = β_p q_p W_hᵀ. The feature is y itself.
 
     The Hessian in q_p is β_p(I − 2γ q_p q_pᵀ), with eigenvalues in [−2e^{−3/2}, 1] for any fixed γ.
-    So ‖∇²E‖ ≤ (‖W‖‖W_h‖)², G is strongly convex for ‖W‖‖W_h‖ < 1.497, and the damped step with
-    s = 1/(1 + (‖W‖‖W_h‖)²) decreases G for any norms.
+    So ‖∇²E‖ ≤ (‖W‖‖W_h‖)², the layer's hidden objective G is strongly convex for ‖W‖‖W_h‖ < 1.497,
+    and the damped step with s = 1/(1 + (‖W‖‖W_h‖)²) decreases G for any norms.
 
     Args:
         U: Operator from the input to the middle width.
@@ -226,14 +233,20 @@ class GaussianKernel(Energy):
         return self.W.adjoint(m, context.weights("W"))
 
     def attention(self, state: State, context: Context) -> Tensor:
-        """Return β_p of every patch, shape (B, channel groups, rows, columns) for images."""
+        """Return the attention weight β_p = e^{−γ‖q_p‖²} of every patch p.
+
+        The shape is (B, channel groups, rows, columns) for images.
+        """
         _, energies = self._pull(self._difference(state, context), context)
         beta, _ = self._attention(energies, context)
         return self.patches.as_map(beta)
 
     @property
     def limits(self) -> Bounds[float]:
-        """(‖W‖‖W_h‖)² from norm control; unknown if γ follows the state."""
+        """Bounds that hold for all parameters; the curvature is unknown if γ follows the state.
+
+        It is otherwise (‖W‖‖W_h‖)², with the norms that norm control guarantees.
+        """
         W = self.W.norm_limit
         W_h = 1.0 if self.W_h is None else self.W_h.norm_limit
         if self.scale.follows_state or W is None or W_h is None:
@@ -241,7 +254,10 @@ class GaussianKernel(Energy):
         return Bounds((W * W_h) ** 2, STEEPEST * (W * W_h) ** 2)
 
     def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
-        """Return bounds; the curvature (‖W‖‖W_h‖)² is unknown if γ follows the state."""
+        """Return bounds on the derivatives; the curvature is unknown if γ follows the state.
+
+        It is otherwise (‖W‖‖W_h‖)².
+        """
 
         def curvature() -> Tensor | None:
             return None if self.scale.follows_state else self._curvature(layout)
@@ -268,12 +284,13 @@ class GaussianKernel(Energy):
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
-        """Bound the errors of r = c − Wy, of k(r)_p = β_p r_p W_h W_hᵀ, and of Wᵀ.
+        """Bound the rounding error of the gradient Wᵀk(c − Wy), c = Ux + b, step by step.
 
-        The error of r_p W_h W_hᵀ is at most η‖r_p‖, η = γ_N‖W_h‖_F². That of ‖r_p W_h‖² =
-        ⟨r_p, r_p W_h W_hᵀ⟩ is at most η′‖r_p‖², η′ = η + γ_N‖W_h‖². The relative error of β_p is
-        therefore at most γη′‖r_p‖², with ‖r_p‖ ≤ max‖c_p‖ + ‖W‖‖y‖. k has the Lipschitz constant
-        ‖W_h‖².
+        The steps are r = c − Wy, k(r)_p = β_p r_p W_h W_hᵀ for every patch p, and Wᵀ. The error of
+        r_p W_h W_hᵀ is at most η‖r_p‖, η = γ_N‖W_h‖_F² with γ_N the relative error of a sum of N
+        products. That of ‖r_p W_h‖² = ⟨r_p, r_p W_h W_hᵀ⟩ is at most η′‖r_p‖², η′ = η + γ_N‖W_h‖².
+        The relative error of β_p is therefore at most γη′‖r_p‖², with ‖r_p‖ ≤ max‖c_p‖ + ‖W‖‖y‖. k
+        has the Lipschitz constant ‖W_h‖².
         """
         assert isinstance(exact, GaussianKernel)
         injected = self.input.rounding(exact.input, context, layout, unit)

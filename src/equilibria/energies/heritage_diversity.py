@@ -25,10 +25,14 @@ from equilibria.registry import check_at_least_one
 
 
 class HeritageDiversity(Energy):
-    """Energy ½ Σᵢ (λ D(zᵢ, zᵢ₊₁) − H(zᵢ, zᵢ₊₁)) with features zᵢ = Wᵢᵀyᵢ (Eqs. 3–5).
+    """Heritage and diversity energy of several branches with features zᵢ = Wᵢᵀyᵢ (MOptEqs).
+
+    It is ½ Σᵢ (λ D(zᵢ, zᵢ₊₁) − H(zᵢ, zᵢ₊₁)) over the loop of branches (Eqs. 3–5). The heritage H
+    rewards similarity of corresponding channels of neighboring branches, and the diversity D
+    penalizes similarity of all others.
 
     Args:
-        W: Operators Wᵢ, one per branch.
+        W: Operators Wᵢ from features zᵢ to states yᵢ, one per branch.
         diversity: λ, about 1/C or less for C channels; 0 removes D.
         scales: Downsampling factor of each branch relative to the finest; 1 by default. It applies
             to time if W is a `Conv1d`, otherwise to height and width.
@@ -97,21 +101,29 @@ class HeritageDiversity(Energy):
         return Context()
 
     def operators(self) -> list[LinearOperator]:
-        """Return the linear operators among the W of the branches."""
+        """Return the operators Wᵢ of the branches, those that are linear operators."""
         return [W for W in self.W if isinstance(W, LinearOperator)]
 
     def features(self, state: State, context: Context) -> list[Tensor]:
-        """Return zᵢ = Wᵢᵀyᵢ of every branch."""
+        """Return the feature zᵢ = Wᵢᵀyᵢ of every branch with state yᵢ."""
         pairs = enumerate(zip(self.operators(), state_tensors(state), strict=True))
         return [W.adjoint(y, context.weights(f"W{i}")) for i, (W, y) in pairs]
 
     def lift(self, messages: Sequence[Tensor], context: Context) -> tuple[Tensor, ...]:
-        """Return Wᵢhᵢ of every branch."""
+        """Apply Wᵢ to the message hᵢ of every branch, which gives the descent of its state.
+
+        Args:
+            messages: Minus the gradients in the features, from `BranchCoupling.messages`.
+            context: Context with the weights of the Wᵢ.
+        """
         pairs = enumerate(zip(self.operators(), messages, strict=True))
         return tuple(W(h, context.weights(f"W{i}")) for i, (W, h) in pairs)
 
     def calibrate(self, image: State, context: Context) -> Context:
-        """Return `context` with the scales t, or the initial signs, at the first image."""
+        """Return `context` with the widths of the smooth sign, or the initial signs.
+
+        They are computed at the map's first image.
+        """
         return self.calibrate_features(self.features(image, context), context)
 
     def calibrate_features(self, features: Sequence[Tensor], context: Context) -> Context:
@@ -132,7 +144,7 @@ class HeritageDiversity(Energy):
         return self.coupling.value(self.features(state, context), context.sample)
 
     def descent(self, state: State, context: Context) -> State:
-        """Return Wᵢhᵢ, with hᵢ of Proposition 1."""
+        """Return −∇E for every branch: Wᵢhᵢ, with the message hᵢ of MOptEqs' Proposition 1."""
         features = self.features(state, context)
         return self.lift(self.coupling.messages(features, context.sample), context)
 
@@ -146,10 +158,14 @@ class HeritageDiversity(Energy):
         return Bounds(None if coupling is None else max(norms) ** 2 * coupling)
 
     def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
-        """Return bounds; the curvature is known if λ = 0 or the signs are frozen.
+        """Return bounds on the derivatives; the curvature is known for λ = 0 or frozen signs.
 
-        The curvature is at most max‖Wᵢ‖² · maxᵢ ½(‖P_{i:i+1}‖ + ‖P_{i−1:i}‖)(1 + λ(C − 1)). The
-        bound in the input is known only for λ = 0, because t and the signs depend on the input.
+        λ is the weight of the diversity.
+
+        The curvature is at most max‖Wᵢ‖² · maxᵢ ½(‖P_{i:i+1}‖ + ‖P_{i−1:i}‖)(1 + λ(C − 1)). Here
+        P_{i:i+1} resamples branch i+1 to the resolution of branch i, and C is the number of
+        channels. The bound in the input is known only for λ = 0, because smooth and frozen signs
+        depend on it.
         """
         shapes = [W.input_shape(shape) for W, shape in zip(self.operators(), layout, strict=True)]
 
@@ -170,7 +186,10 @@ class HeritageDiversity(Energy):
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
-        """Bound fl(W fl(P fl(Wᵀy))) and the sum of two messages, for λ = 0."""
+        """Bound the rounding error of the descent and of one addition; None with diversity.
+
+        The descent of a branch is W applied to the resampled features Wᵀy of its neighbors.
+        """
         assert isinstance(exact, HeritageDiversity)
         if self.coupling.diversity:
             return None

@@ -25,25 +25,38 @@ Without it, one patch near zero would make the weights of all other patches vani
 
 
 class KernelScale(nn.Module, ABC):
-    """Rule that chooses γ of a Gaussian kernel from the patch energies ‖r_p W_h‖², shape (B, N)."""
+    """Rule that chooses the scale γ of a Gaussian kernel from the energies of its patches.
+
+    The energy of a patch p is ‖r_p W_h‖² with r = Ux + b − Wy (see `GaussianKernel`); energies have
+    shape (B, patches).
+    """
 
     couples_batch: bool = False
     follows_state: bool = False
-    """Whether γ is recomputed from the state at every step."""
+    """Whether the scale γ is recomputed from the state at every step."""
     follows_input: bool = True
-    """Whether γ of a sample depends on its input."""
+    """Whether the scale γ of a sample depends on its input."""
 
     @abstractmethod
     def at_start(self, energies: Tensor) -> Tensor:
-        """Return γ for a solve, given the energies at y = 0: a scalar, or shape (B, 1)."""
+        """Return the kernel scale γ for a solve, a scalar or shape (B, 1).
+
+        Args:
+            energies: Energies of the patches at the state y = 0.
+        """
 
     def at_state(self, gamma: Tensor, energies: Tensor) -> Tensor:
-        """Return γ for one step, given that of the solve and the energies at the state."""
+        """Return the kernel scale γ for one step; by default that of the solve.
+
+        Args:
+            gamma: Scale for the solve.
+            energies: Energies of the patches at the current state.
+        """
         return gamma
 
 
 class FixedScale(KernelScale):
-    """A constant γ."""
+    """A constant scale γ of a Gaussian kernel."""
 
     follows_input = False
 
@@ -74,7 +87,7 @@ class HeldScale(KernelScale):
 
 
 class RunningScale(KernelScale):
-    """γ = 0.2/M, where M is the running mean over training batches of the patch energy at y = 0.
+    """Kernel scale γ = 0.2/M, M the running mean of patch energies at y = 0 over training batches.
 
     M is a buffer and constant within a forward pass. Gradients are therefore exact, samples do not
     affect each other, and M is fixed in evaluation. Forward passes in training mode with gradients
@@ -134,7 +147,7 @@ class RunningScale(KernelScale):
 
 
 class PerSampleScale(KernelScale):
-    """γ = 0.2/M, where M is the smallest patch energy of each sample at y = 0, in the graph.
+    """Kernel scale γ = 0.2/M, M the smallest patch energy of each sample at y = 0, in the graph.
 
     M is at least 0.01 of the median (of the mean if most patches are zero). Gradients are exact.
     The output has no Lipschitz bound in the input, so no robustness radius can be certified.
@@ -149,7 +162,7 @@ class PerSampleScale(KernelScale):
 
 
 class StepScale(KernelScale):
-    """γ = 0.2/M, where M is the smallest patch energy in the batch at the current state (paper).
+    """Kernel scale γ = 0.2/M of the GEQ paper, M the batch's smallest patch energy at the state.
 
     γ is detached at every step. The equilibrium is stationary for the objective with γ frozen at
     its value there, but minimizes no objective. The map has no known bound, gradients ignore the
@@ -178,7 +191,7 @@ def _gamma(M: Tensor) -> Tensor:
 
 
 def kernel_scale(gamma: str | float | KernelScale) -> KernelScale:
-    """Return the rule for "running", "per-sample", "paper" or a number."""
+    """Return the rule for the kernel scale: "running", "per-sample", "paper", or a number."""
     if isinstance(gamma, KernelScale):
         return gamma
     if isinstance(gamma, int | float):

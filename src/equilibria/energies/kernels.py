@@ -27,7 +27,7 @@ class InnerProductKernel(Energy, ABC):
 
     With form="scaled" the inner product is divided by n, per sample the larger of ‖c‖²/ρ and the
     number of entries of y. Near y = 0 the kernels then act like `Input`, and ‖c‖²/n ≤ ρ bounds the
-    curvature. n is part of the graph. form="printed" is the formula of Table 4.
+    curvature. n is part of the graph. form="printed" is the formula of GEQ's Table 4.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class InnerProductKernel(Energy, ABC):
 
     @abstractmethod
     def attention(self, state: State, context: Context) -> Tensor:
-        """Return the factor of c in −∇E of each sample, shape (B,)."""
+        """Return the factor of c = Ux + b in the descent −∇E of each sample, shape (B,)."""
 
     def descent(self, state: State, context: Context) -> State:
         c = context["c"]

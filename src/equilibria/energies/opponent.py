@@ -20,11 +20,12 @@ OPPONENT_AXES = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))
 
 
 class OpponentPrior(Energy):
-    """Prior R_l(luminance; σ) + R_c(opponent colors; σ); R_l alone for a grayscale image.
+    """Image prior R_l(luminance; σ) + R_c(opponent colors; σ) at noise level σ.
 
-    Luminance and the two opponent colors are an orthonormal basis of RGB, so white noise stays
-    white. The luminance of a gray RGB image is √3 times as bright as the grayscale image. It is
-    therefore treated like the grayscale image with noise σ/√3, and one prior serves both.
+    A grayscale image has R_l only. Luminance and the two opponent colors are an orthonormal basis
+    of RGB, so white noise stays white. The luminance of a gray RGB image is √3 times as bright as
+    the grayscale image. It is therefore treated like the grayscale image with noise σ/√3, and one
+    prior serves both.
 
     Args:
         luminance: Prior of the luminance and of grayscale images.

@@ -63,8 +63,8 @@ class Regularizer(ABC):
     """Base class of regularizers R(z) of the feature z.
 
     A regularizer is immutable and has no trainable parameters. It enters a fixed-point map through
-    `step` (Theorem 4): its proximal operator if there is one, otherwise a gradient step z − γ∇R(z).
-    Subclasses define `value`, and may define `gradient` and `proximal`.
+    `step` (OptEq, Theorem 4): its proximal operator if there is one, otherwise a gradient step z −
+    γ∇R(z). Subclasses define `value`, and may define `gradient` and `proximal`.
 
     Examples:
         >>> l1 = eq.energies.get_regularizer("l1")
@@ -75,23 +75,26 @@ class Regularizer(ABC):
     couples_batch: ClassVar[bool] = False
     """Whether R(z) of one sample depends on the others; inference then depends on the batch."""
     convex: ClassVar[bool] = True
-    """Whether R is convex; otherwise an equilibrium may not minimize the objective with R."""
+    """Whether R is convex; otherwise an equilibrium may not minimize an objective with R."""
 
     @abstractmethod
     def value(self, z: Tensor) -> Tensor:
-        """Return R(z) of each sample, shape (B,); a scalar if R couples the batch."""
+        """Return the regularizer R(z) of each sample, shape (B,), or of a coupled batch."""
 
     def gradient(self, z: Tensor) -> Tensor:
-        """Return ∇R(z); by default by automatic differentiation of `value`."""
+        """Return the gradient ∇R(z); by default by automatic differentiation of `value`."""
         with full_precision(z):
             return gradients_of(lambda leaves, _: self.value(*leaves), [z], Context())[0]
 
     def proximal(self, z: Tensor, gamma: float) -> Tensor | None:
-        """Return argmin_u γR(u) + ½‖u − z‖², or None if it has no closed form."""
+        """Return the proximal point argmin_u γR(u) + ½‖u − z‖², or None without a closed form."""
         return None
 
     def step(self, z: Tensor, gamma: float) -> Tensor:
-        """Return T_R(z): the proximal operator, or a gradient step z − γ∇R(z)."""
+        """Return T_R(z), one step on the regularizer R with weight γ: the proximal operator of γR.
+
+        Without a closed form of that it is the gradient step z − γ∇R(z).
+        """
         proximal = self.proximal(z, gamma)
         return z - gamma * self.gradient(z) if proximal is None else proximal
 
@@ -115,7 +118,7 @@ def _weight(z: Tensor, rows: int, scale: Scale) -> float:
 
 @dataclass(frozen=True)
 class Decorrelation(Regularizer):
-    """Decorrelation ½ Σ_{i≠j} cos²(z_i, z_j) of features over the batch (Eq. 13). Not convex.
+    """Decorrelation ½ Σ_{i≠j} cos²(z_i, z_j) of features over the batch (OptEq Eq. 13). Not convex.
 
     z_i contains feature i of all samples, and cos² = ⟨z_i, z_j⟩²/((‖z_i‖² + Bε)(‖z_j‖² + Bε)).
 
@@ -158,12 +161,12 @@ class Decorrelation(Regularizer):
 
 @dataclass(frozen=True)
 class HSIC(Regularizer):
-    """Dependence Σ_{i<j} (B−1)⁻² tr(K_i H K_j H) of channels over the batch (Section 7.2.1).
+    """HSIC, the dependence Σ_{i<j} (B−1)⁻² tr(K_i H K_j H) of channels over a batch of B samples.
 
-    K_i is the Gaussian kernel matrix exp(−(z_ia − z_ib)²/2s_i²) of channel i, averaged over the
-    image, and H is the centering matrix. With K̃ = HKH it equals ½(‖Σ K̃_i‖² − Σ‖K̃_i‖²)/(B−1)²,
-    which takes O(mB²) operations and memory for m channels instead of O(m²B²). Not convex. Constant
-    channels contribute nothing.
+    See Section 7.2.1 of OptEq. K_i is the Gaussian kernel matrix exp(−(z_ia − z_ib)²/2s_i²) of
+    channel i, averaged over the image, and H is the centering matrix. With K̃ = HKH it equals ½(‖Σ
+    K̃_i‖² − Σ‖K̃_i‖²)/(B−1)², which takes O(mB²) operations and memory for m channels instead of
+    O(m²B²). Not convex. Constant channels contribute nothing.
 
     Args:
         bandwidth: s, a number or a rule (the paper does not state one). "deviation": 0.954 standard
@@ -380,7 +383,7 @@ class Incay(Regularizer):
 
 
 class FeatureRegularizer(Energy):
-    """Energy γR(z) of the feature z = Wᵀy (Theorem 4).
+    """Energy γR(z) of the feature z = Wᵀy, with a regularizer R (OptEq, Theorem 4).
 
     Args:
         W: Linear operator from features z to states y, or a matrix.

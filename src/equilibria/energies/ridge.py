@@ -133,7 +133,7 @@ class RidgePrior(Energy):
         return f"concavity={self.concavity:g}, steepness={self.steepness:g}"
 
     def inject(self, *inputs: Tensor) -> Context:
-        """Compute α of each sample and filter."""
+        """Compute the scale α_c(σ) of each sample and filter at the noise level σ."""
         if self.noise is not None:
             inputs = (*inputs, inputs[0].new_full((1,), self.noise))
         return Context(sample={"scales": self.scales(noise_level(*inputs))})
@@ -149,7 +149,10 @@ class RidgePrior(Energy):
         return {"W": self.filters(), "steps": slopes - F.pad(slopes[1:], (0, 1))}
 
     def filters(self) -> Tensor:
-        """Return W as one convolution (filters, 1, size, size) with zero mean and norm ≤ 1."""
+        """Return the composed convolutions W as one, shape (filters, 1, size, size).
+
+        It has zero mean and norm at most 1.
+        """
         composed = cast(Tensor, self.kernels[0])
         for kernel in list(self.kernels)[1:]:
             margin = kernel.shape[2] - 1
@@ -159,7 +162,10 @@ class RidgePrior(Energy):
         return composed / norm_of_filters(composed)
 
     def slope_values(self) -> Tensor:
-        """Return the slopes of ψ′ between its knots, from zero outwards."""
+        """Return the slopes of the spline ψ′, the filters' nonlinearity, between its knots.
+
+        They are listed from zero outwards.
+        """
         share = (RATE_FACTOR * self.slopes).sigmoid()
         return share * (self.steepness + self.concavity) - self.concavity
 
@@ -212,7 +218,9 @@ class RidgePrior(Energy):
         return Bounds(slopes.abs().amax(), (-slopes).amax().clamp_min(0))
 
     def scales(self, noise: Tensor, unit: float = 1.0) -> Tensor:
-        """Return α = exp(learned scale at σ, interpolated in log σ) / σ, shape (B, filters).
+        """Return the filters' scales α = exp(learned scale at σ) / σ, shape (B, filters).
+
+        The learned scale is interpolated in the logarithm of the noise level σ.
 
         Args:
             noise: Noise level σ of each sample, shape (B,).

@@ -19,9 +19,9 @@ Extra: TypeAlias = Callable[[Context, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Rounding:
-    """Bound on the rounding error of a computed ∇E(y; x).
+    """Bound on the rounding error of the computed gradient ∇E(y; x) of an energy.
 
-    With c = Ux + b as computed, the error of a sample is at most
+    With c = Ux + b as computed (see `Input`), the error of a sample is at most
 
         state·‖y‖ + injected·‖c‖ + feature·‖x‖ + carried·‖error of x‖ + extra.
 
@@ -64,7 +64,7 @@ class Rounding:
         return Rounding(state, injected, feature, carried, scaled)
 
     def beside(self, other: Rounding) -> Rounding:
-        """Return the bound of two branches, which share x but not y and c."""
+        """Return the bound of two branches, which share the input x but not the state y."""
         return self._joined(other, max, math.hypot, torch.hypot)
 
     def inside(self, name: str) -> Rounding:
@@ -98,7 +98,7 @@ class Rounding:
 
 
 def injected_size(context: Context) -> Tensor:
-    """Return ‖c‖ of each sample, where c = Ux + b in all parts of the context."""
+    """Return ‖c‖ of each sample, c = Ux + b the injected input in all parts of the context."""
 
     def squares(part: Context) -> Iterator[Tensor]:
         if "c" in part.sample:

@@ -76,7 +76,7 @@ class Input(Energy):
         return torch.zeros_like(context["c"])
 
     def first_descent(self, context: Context) -> State:
-        """Return the descent at zero, c = Ux + b."""
+        """Return the descent at the zero state, Ux + b."""
         return context["c"]
 
     def value(self, state: State, context: Context) -> Tensor:
@@ -98,7 +98,7 @@ class Input(Energy):
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
-        """Bound the errors of Ux and of two additions: of b, and of c to the other terms."""
+        """Bound the errors of Ux and of two additions: of b, and of Ux + b to the other terms."""
         assert isinstance(exact, Input)
         shape = self._input_shape(context)
         error = application_rounding(self.U, exact.U, shape, unit)
@@ -167,7 +167,11 @@ class Quadratic(Energy):
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
-        """Bound fl(W fl(Wᵀy)) and one addition by (‖W‖ + ε)² − ‖W‖² + 4u(‖W‖ + ε)²."""
+        """Bound the rounding error of WWᵀy and of one addition, relative to ‖y‖.
+
+        The bound is (‖W‖ + ε)² − ‖W‖² + 4u(‖W‖ + ε)², with ε the error of applying W
+        (`application_rounding`) and u the unit roundoff.
+        """
         assert isinstance(exact, Quadratic)
         shape = self.W.input_shape(layout[0])
         error = application_rounding(self.W, exact.W, shape, unit)

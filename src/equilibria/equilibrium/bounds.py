@@ -32,14 +32,14 @@ class StepBounds(Generic[N]):
 
     @property
     def contraction(self) -> N | None:
-        """Upper bound on the Lipschitz constant in the state."""
+        """Upper bound on the Lipschitz constant of the cell's step in the state."""
         if callable(self._contraction):
             self._contraction = self._contraction()
         return self._contraction  # type: ignore[no-any-return]
 
     @property
     def input(self) -> N | None:
-        """Upper bound on the Lipschitz constant in the input."""
+        """Upper bound on the Lipschitz constant of the cell's step in the input."""
         if callable(self._input):
             self._input = self._input()
         return self._input  # type: ignore[no-any-return]

@@ -83,7 +83,10 @@ def _mro_index(cls: type, name: str) -> int:
 
 @dataclass(frozen=True)
 class EnergyForm:
-    """An equilibrium as the minimizer of G = 1ᵀf + ½‖·‖² + E: the fixed point of y ↦ σ(−∇E(y)).
+    """An equilibrium as the minimizer of a hidden objective, in the variables of its energy.
+
+    The energy E and the activation σ = prox_f define the fixed point of y ↦ σ(−∇E(y; x)) and the
+    objective G(y; x) = 1ᵀf(y) + ½‖y‖² + E(y; x).
 
     Args:
         cell: Cell of the energy.
@@ -112,13 +115,16 @@ def refresh(cell: Cell, state: State, context: Context) -> Context:
 
 
 def first_image(cell: Cell, context: Context) -> State | None:
-    """Return T(0), unrelaxed, if it costs nothing, so that a solve starts one step ahead."""
+    """Return the map's image of the zero state if it costs nothing, otherwise None.
+
+    A solve then starts one step ahead. The image is that of the map without relaxation.
+    """
     method = described(cell, "first_image")
     return None if method is None else method(context)
 
 
 def is_monotone(cell: Cell) -> bool:
-    """Return whether the Jacobian is known to be symmetric without negative eigenvalues."""
+    """Return whether the map's Jacobian is known to be symmetric without negative eigenvalues."""
     return bool(getattr(cell, "monotone", False))
 
 

@@ -69,7 +69,7 @@ class Cell(nn.Module):
     initial_state: Callable[..., State] = _initial_state_is_missing
 
     def step(self, state: State, context: Context) -> State:
-        """Return T(y; x). Must be pure: the same arguments give the same result."""
+        """Return the image T(y; x) of a state y; must be pure, the same for equal arguments."""
         raise TypeError(f"{type(self).__name__} must define step(self, state, context)")
 
     def output(self, state: State, context: Context) -> Tensor:
@@ -89,11 +89,11 @@ class Cell(nn.Module):
 
     @property
     def limits(self) -> StepBounds[float]:
-        """Lipschitz bounds that hold for every value of the parameters."""
+        """Bounds on the Lipschitz constants of the step that hold for all parameters."""
         return StepBounds()
 
     def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
-        """Return Lipschitz bounds for the current parameters and this context.
+        """Return bounds on the Lipschitz constants of the step for these parameters and context.
 
         Args:
             context: The result of `inject`.

@@ -43,9 +43,9 @@ class Diagnosis:
 def diagnose(cell: Cell, state: State, context: Context) -> str:
     """Return advice for a solve that ended at `state` without converging.
 
-    Plain steps on an energy contract where ‖∇²E‖ < 1. If the curvature of a term exceeds 1, the
-    result names the term and its curvature. Otherwise, and for cells that replace `step`, it is the
-    cell's `remedy`.
+    Plain steps on an energy contract where its Hessian has a norm below 1. If the curvature of a
+    term exceeds 1, the result names the term and its curvature. Otherwise, and for cells that
+    replace `step`, it is the cell's `remedy`.
 
     Args:
         cell: Cell that was solved.

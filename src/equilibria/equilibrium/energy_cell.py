@@ -26,7 +26,10 @@ N = TypeVar("N", float, Tensor)
 
 
 class EnergyCell(Cell):
-    """Cell y = σ(−∇E(y; x)), the first-order condition of G = 1ᵀf + ½‖·‖² + E with σ = prox_f.
+    """Cell of an energy E(y; x) and an activation σ, with the map y ↦ σ(−∇E(y; x)).
+
+    Its equilibrium is a stationary point of the hidden objective G(y; x) = 1ᵀf(y) + ½‖y‖² + E(y;
+    x), where f is the function with σ = prox_f.
 
     Args:
         energy: E, an energy term or a sum of terms.
@@ -82,7 +85,7 @@ class EnergyCell(Cell):
 
     @property
     def formula(self) -> str | None:
-        """Objective of the cell as text; None without a gradient."""
+        """Hidden objective of the cell as text; None if the energy declares no gradient."""
         if not self.energy.facts.has_gradient:
             return None
         return f"G(y) = 1ᵀf(y) + ½‖y‖² + {self.energy.formula}".replace("+ −", "− ")
@@ -107,7 +110,10 @@ class EnergyCell(Cell):
         return torch.zeros_like(x) if start is None else start
 
     def first_image(self, context: Context) -> State | None:
-        """Return T(0) if it costs nothing; σ(Ux + b) for OptEq."""
+        """Return the map's image of the zero state if it costs nothing, otherwise None.
+
+        For OptEq it is σ(Ux + b).
+        """
         descent = first_descent(self.energy, context)
         return None if descent is None else map_state(self.activation, descent)
 
@@ -118,7 +124,7 @@ class EnergyCell(Cell):
         return self._relax(state, direction)
 
     def symmetry_weight(self, state: State, context: Context) -> State:
-        """Return σ′ at the pre-activation of a state."""
+        """Return the activation's slope σ′ at the pre-activation −∇E(y; x) of a state y."""
         return map_state(self.activation.derivative, self._direction(state, context))
 
     def linearize(self, state: State, context: Context) -> Linearization:
@@ -164,7 +170,7 @@ class EnergyCell(Cell):
     def rounding(
         self, exact: Cell, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
-        """Bound the error of ∇E, and that of an inexact activation and of a relaxed step."""
+        """Bound the rounding error of a step: of ∇E, the activation and the relaxation."""
         assert isinstance(exact, EnergyCell)
         gradient_error = rounding(self.energy, exact.energy, context, layout, unit)
         is_exact = isinstance(self.activation, ReLU | IdentityActivation)
@@ -178,7 +184,7 @@ class EnergyCell(Cell):
         return gradient_error * steepness + sizes * (16 * unit * steepness)
 
     def energy_form(self, state: State, context: Context) -> EnergyForm | None:
-        """Return the energy form at a state; None without a gradient."""
+        """Return the hidden objective at the context; None if the energy declares no gradient."""
         if not self.energy.facts.has_gradient:
             return None
         image = map_state(self.activation, self.energy.descent(state, context))
@@ -186,7 +192,7 @@ class EnergyCell(Cell):
 
     @property
     def potential(self) -> Potential | None:
-        """Objective of the cell for `Descent`; None without a gradient."""
+        """Hidden objective of the cell for `Descent`; None if the energy declares no gradient."""
         if not self.energy.facts.has_gradient:
             return None
         return Potential(

@@ -22,11 +22,11 @@ def jacobian_penalty(
     vectors: int = 1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Estimate ‖J‖²_F divided by the state size, per sample (Bai et al., 2021).
+    """Estimate the squared Frobenius norm of the map's Jacobian, divided by the state size.
 
-    J = ∂T/∂y at `state`, and ‖J‖²_F is the mean of ‖Jᵀv‖² over v ~ N(0, I) (Hutchinson). Added to a
-    loss, the penalty makes the map contract faster. It is differentiable in the context and the
-    parameters; the state is a constant.
+    One number per sample (Bai et al., 2021). J = ∂T/∂y at `state`, and ‖J‖²_F is the mean of ‖Jᵀv‖²
+    over v ~ N(0, I) (Hutchinson). Added to a loss, the penalty makes the map contract faster. It is
+    differentiable in the context and the parameters; the state is a constant.
 
     Args:
         cell: Cell with the map T.
@@ -68,7 +68,7 @@ def random_iterate(
     start: State | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[State, Context]:
-    """Return an iterate y_k of y ← T(y; x) with random k, and its context.
+    """Return an iterate y_k of the iteration y ← T(y; x) with random k, and its context.
 
     A `jacobian_penalty` at this state makes the map contract along the whole trajectory, not only
     at the equilibrium. The paper uses two Hutchinson vectors:
@@ -119,7 +119,7 @@ def spectral_radius(
     iterations: int = 100,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Estimate the spectral radius of J = ∂T/∂y at `state`.
+    """Estimate the spectral radius of the map's Jacobian J = ∂T/∂y at a state y.
 
     Below 1, the iteration contracts locally. The estimate is the mean growth rate over the second
     half of a power iteration with Jᵀ, which converges for real and complex leading eigenvalues.

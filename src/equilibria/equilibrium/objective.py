@@ -52,15 +52,17 @@ class Objective(ABC):
 
 
 class EnergyObjective(Objective):
-    """Objective of the map y = σ(−∇E(y; x)), σ = prox_f.
+    """Hidden objective of the map y ↦ σ(−∇E(y; x)) of an energy E and an activation σ.
+
+    It is G(y; x) = 1ᵀf(y) + ½‖y‖² + E(y; x), where f is the function with σ = prox_f.
 
     Args:
         energy: The energy E.
         activation: The activation σ.
         context: Context of the energy at the input.
-        scale: Factor of value and gradient; OptEq with μ ≠ 1 has φ = G/μ (Theorem 1).
-        relaxed: Whether states come from the relaxed map αT + (1−α)I, whose images may be slightly
-            outside the domain of f. Value and gradient are then evaluated at T(y).
+        scale: Factor of value and gradient: 1/μ for OptEq, whose objective is φ = G/μ (Theorem 1).
+        relaxed: Whether states come from the relaxed map αT + (1−α)I of a map T, whose images may
+            be slightly outside the domain of f. Value and gradient are then evaluated at T(y).
 
     Examples:
         >>> layer, x = eq.EquilibriumLayer(eq.Input(torch.eye(2))), torch.ones(1, 2)
@@ -111,7 +113,7 @@ class EnergyObjective(Objective):
 
 
 def distance_per_sample(a: State, b: State) -> Tensor:
-    """Return ‖a − b‖ of each sample."""
+    """Return the distance ‖a − b‖ of two states for each sample."""
     squares = [
         sum_per_sample((p - q).square())
         for p, q in zip(state_tensors(a), state_tensors(b), strict=True)

@@ -82,7 +82,7 @@ class Solving:
 
 @dataclass(frozen=True)
 class Equilibrium:
-    """Inputs and equilibrium of one forward pass of a layer, in the autograd graph."""
+    """Inputs and equilibrium of one forward pass of a layer, attached to the autograd graph."""
 
     layer: EquilibriumLayer
     inputs: tuple[Tensor, ...]
@@ -98,7 +98,8 @@ class Record:
         keep: What is recorded: "solves", "equilibria", "iterates", or None for nothing.
         solutions: Results of forward solves; with states and traces if `keep` is "iterates".
         backward: Results of backward solves, without their values.
-        equilibria: Forward passes, in the graph, if `keep` is "equilibria".
+        equilibria: Equilibria of forward passes, attached to the autograd graph, if `keep` is
+            "equilibria".
         visited: One iterate per search over inputs, if `keep` is "equilibria".
 
     Examples:
@@ -166,8 +167,9 @@ def solving(
         strict: Whether a solve that does not converge raises `ConvergenceError`.
         start: Where solves start: a mapping from layer to state (None: the cell's default), or
             "last" for the final state of the layer's previous solve in the block (warm start).
-        record: True or "solves" records results without states, "equilibria" also forward passes
-            in the graph, "iterates" also states and traces.
+        record: What the yielded `Record` contains. True or "solves": the results of all solves,
+            without states. "equilibria": also the equilibria of forward passes, attached to the
+            autograd graph. "iterates": the results with their states and traces.
         private: Whether to hide the block from enclosing ones, which then neither record its solves
             nor define their starts.
 

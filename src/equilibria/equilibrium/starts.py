@@ -30,8 +30,9 @@ def start_of(
         cell: Cell that is solved.
         inputs: Inputs of the layer.
         context: Result of the cell's `inject`.
-        custom: State chosen by the caller, such as that of an earlier solution. None starts at T(0)
-            if that costs nothing, otherwise at the cell's initial state.
+        custom: State chosen by the caller, such as that of an earlier solution. None starts at the
+            map's image of the zero state if that costs nothing, otherwise at the cell's initial
+            state.
         from_zero: Whether to start at the cell's initial state, in the graph of the inputs, because
             the gradient rule differentiates the iterations.
 
@@ -55,9 +56,9 @@ def start_of(
 
 
 def finite_start(first: State, context: Context) -> State:
-    """Return T(0) as a start that owns its memory, with NaN and infinity replaced by zeros.
+    """Return the map's image of the zero state as a start, with NaN and infinity set to zero.
 
-    The start must be finite because a solver returns it if no evaluation was finite.
+    It owns its memory. It must be finite because a solver returns it if no evaluation was finite.
     """
     return map_state(functools.partial(_finite_tensor, context=context), first)
 

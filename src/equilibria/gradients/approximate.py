@@ -32,10 +32,11 @@ that it makes necessary."""
 class Phantom(GradientRule):
     """The phantom gradient (Geng et al., 2021): `steps` damped steps after the solve.
 
-    y ← (1 − damping)·y + damping·T(y; x), recorded from y*. **Approximate**: the Neumann series of
-    the implicit gradient, truncated after `steps` terms, with an error of
-    (1 − damping + damping·q)^steps for a map with contraction factor q. It is cheap and needs no
-    backward solve, which could fail. Second derivatives are those of the truncated steps.
+    The steps y ← (1 − damping)·y + damping·T(y; x) are recorded from the equilibrium y*.
+    **Approximate**: the Neumann series of the implicit gradient, truncated after `steps` terms,
+    with an error of (1 − damping + damping·q)^steps for a map with contraction factor q. It is
+    cheap and needs no backward solve, which could fail. Second derivatives are those of the
+    truncated steps.
 
     Args:
         steps: Number of recorded steps.
@@ -67,8 +68,9 @@ class Phantom(GradientRule):
 class OneStep(GradientRule):
     """The gradient of one step of the map at the equilibrium (Fung et al., 2022, "JFB").
 
-    **Approximate**: replaces the inverse (I − J)⁻¹ of the implicit gradient by the identity. It is
-    a descent direction for well-conditioned contractions, and the cheapest rule.
+    **Approximate**: replaces the inverse (I − J)⁻¹ of the implicit gradient, J = ∂T/∂y the Jacobian
+    of the map T, by the identity. It is a descent direction for well-conditioned contractions, and
+    the cheapest rule.
 
     The step is the last evaluation of the solve, recorded during the solve. One more evaluation is
     needed if the last one did not cover the whole batch, because samples were dropped or solved in
@@ -161,10 +163,10 @@ class Unrolled(GradientRule):
     """The gradient of `steps` iterations y ← T(y; x), recorded by autograd (OptEq, Algorithm 1).
 
     The output is the last iterate, in training and in evaluation. The iteration is the plain one,
-    unless the solver has another differentiable step: a damped `Picard`, or `SAM` (R† of the
-    paper). The solver's tolerance decides the status, which is that of the second-to-last iterate.
-    **Approximate** as a gradient of the equilibrium (the error falls like q^steps), but exact for
-    the iterate. Memory grows with `steps`.
+    unless the solver has another differentiable step: a damped `Picard`, or `SAM`. The solver's
+    tolerance decides the status, which is that of the second-to-last iterate. **Approximate** as a
+    gradient of the equilibrium (the error falls like q^steps), but exact for the iterate. Memory
+    grows with `steps`.
 
     Args:
         steps: Number of iterations.

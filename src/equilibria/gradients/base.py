@@ -39,12 +39,12 @@ class Linearization(NamedTuple):
     """One evaluation of a map at an equilibrium, for its derivatives."""
 
     image: State
-    """T(y; x)."""
+    """The image T(y; x) of the state y."""
     weight: State | None = None
-    """S = σ′(d) ≥ 0, for `Symmetry.WEIGHTED`."""
+    """S = σ′(d) ≥ 0, the activation's slope at the argument d, for `Symmetry.WEIGHTED`."""
     argument: State | None = None
-    """d, if T(y; x) = (1 − α) y + α σ(d(y; x)): its Jacobian H in y is symmetric, and T depends on
-    the inputs of the gradient only through d."""
+    """Argument d of the activation, if T(y; x) = (1 − α) y + α σ(d(y; x)): its Jacobian in y is
+    symmetric, and T depends on the inputs of the gradient only through d."""
 
 
 class Map(Protocol):
@@ -53,7 +53,7 @@ class Map(Protocol):
     symmetry: Symmetry
 
     def step(self, state: State, context: Context) -> State:
-        """Return the next state."""
+        """Return the image of a state under the map."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters with their names."""

@@ -21,9 +21,10 @@ def described(cell: object, name: str) -> Any:
 
 
 def linearize(cell: Map, state: State, context: Context) -> Linearization:
-    """Evaluate T(y; x) for a backward solve, with S for `Symmetry.WEIGHTED`.
+    """Evaluate a cell's map at a state for a backward solve.
 
-    A cell can define `linearize(state, context)` to compute both in one evaluation.
+    The result includes the activation's slope S = σ′ for a cell of `Symmetry.WEIGHTED`. A cell can
+    define `linearize(state, context)` to compute both in one evaluation.
     """
     method = described(cell, "linearize")
     if method is not None:
@@ -34,7 +35,9 @@ def linearize(cell: Map, state: State, context: Context) -> Linearization:
 
 
 def symmetry_weight(cell: Map, state: State, context: Context) -> State:
-    """Return S = σ′(pre-activation) ≥ 0 of a cell of `Symmetry.WEIGHTED`.
+    """Return the activation's slope S = σ′ ≥ 0 at the pre-activation of a state.
+
+    It weights the inner product of backward solves for a cell of `Symmetry.WEIGHTED`.
 
     Raises:
         TypeError: If the cell has no `symmetry_weight(state, context)`.

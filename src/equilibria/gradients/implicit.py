@@ -37,10 +37,12 @@ LinearMethod = Literal["auto", "cg", "gmres", "bicgstab"]
 class Implicit(GradientRule):
     """The exact gradient dy*/dθ = (I − J)⁻¹ ∂T/∂θ, by one linear solve in the backward pass.
 
-    The system is (I − Jᵀ) u = ∂ℓ/∂y. The gradient is exact up to the tolerances of both solves, the
-    memory does not grow with the iterations, and derivatives of every order are supported. If the
-    cell declares a symmetry, the linear solver is conjugate gradients (for energies in the inner
-    product weighted by σ′), with GMRES as the fallback. Otherwise it is GMRES.
+    J = ∂T/∂y is the Jacobian of the map T at the equilibrium y*, θ a parameter or input, and ℓ the
+    loss. The system is (I − Jᵀ) u = ∂ℓ/∂y. The gradient is exact up to the tolerances of both
+    solves, the memory does not grow with the iterations, and derivatives of every order are
+    supported. If the cell declares a symmetry, the linear solver is conjugate gradients (for
+    energies in the inner product weighted by σ′), with GMRES as the fallback. Otherwise it is
+    GMRES.
 
     Args:
         tolerance: Relative residual of the linear solve, at least the machine epsilon. None: a

@@ -49,10 +49,14 @@ class StepRecipe:
         return [*states, *self.context.is_per_sample(), *parameters]
 
     def linearize(self, tensors: Sequence[Tensor]) -> Linearization:
-        """Evaluate the step T(y; θ) and the symmetry weight S (see `Linearization`).
+        """Evaluate one step of the fixed-point map from saved tensors, for the backward pass.
 
         Args:
             tensors: The saved tensors: equilibrium y, tensors of the context, parameters θ.
+
+        Returns:
+            The image T(y; θ). For energies also the activation's slope σ′ there, by which the
+            symmetric backward solve is weighted.
         """
         count = self.state_count + len(self.context.tensors())
         context = self.context.replace(tensors[self.state_count : count])
@@ -80,7 +84,7 @@ def has_replaced_methods(cell: nn.Module) -> bool:
 
 
 class LocalStep:
-    """T(y; θ) evaluated on a graph that is cut at y and θ.
+    """One step T(y; θ) of the map, on a graph that is cut at the state y and parameters θ.
 
     The cut is needed because the context depends on parameters that the step may also use directly:
     a derivative with respect to θ must not continue through the context into them.
@@ -91,7 +95,8 @@ class LocalStep:
         create_graph: Whether the result can be differentiated again. The cut points are then new
             nodes (`view_as`) attached to the graph behind them; otherwise they are detached leaves.
         through_argument: If T = σ(d(y; θ)) with a known d, as for energies, differentiate d instead
-            of T. J is then the symmetric Jacobian H of d, and the cotangent is Su.
+            of T. The Jacobian is then the symmetric one of d, and the cotangent is multiplied by
+            σ′(d).
     """
 
     def __init__(
@@ -119,7 +124,10 @@ class LocalStep:
             self.weight = recipe.packing.pack(step.weight).detach()
 
     def transposed_product(self, flat: Tensor) -> Tensor:
-        """Return Jᵀv, packed."""
+        """Return Jᵀv, J the Jacobian of the step at the equilibrium, for a packed vector v.
+
+        The result is packed in the same way.
+        """
         gradients = torch.autograd.grad(
             self.outputs,
             self.states,
@@ -159,7 +167,10 @@ class LocalStep:
     def pull_back(
         self, cotangents: Sequence[Tensor], needed: Sequence[bool]
     ) -> list[Tensor | None]:
-        """Return (∂T/∂θ)ᵀu for the inputs with `needed[i]`, None for the others."""
+        """Return the products (∂T/∂θ)ᵀu for the inputs θ of the step T with `needed[i]`.
+
+        The others are None.
+        """
         chosen = [i for i, is_needed in enumerate(needed) if is_needed]
         if not chosen:
             return [None] * len(needed)

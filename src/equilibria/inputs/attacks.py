@@ -42,7 +42,7 @@ class AttackResult:
         logits: Logits of the adversarial images, shape (B, classes).
         initial_loss: Cross-entropy of the original images, shape (B,).
         loss: Cross-entropy of the adversarial images, shape (B,).
-        distance: ‖δ‖ of each image, in the norm of the attack.
+        distance: Distance of each adversarial image to the original, in the norm of the attack.
         evaluations: Evaluations of the map in the search, each for the whole batch. For a model
             without an equilibrium layer, forward passes.
         vjps: Vector-Jacobian products in the search, or backward passes.
@@ -107,7 +107,7 @@ class AttackResult:
         return float((~self.success).double().mean())
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of a table row.
+        """Return the measured numbers of the attack by name, for a table row.
 
         `low` and `high` are the ends of the 95 % Wilson interval of the robust accuracy.
         """

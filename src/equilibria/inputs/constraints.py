@@ -182,7 +182,7 @@ def _radius(value: Bound, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Region:
-    """{x : ‖x − center‖ ≤ radius, low ≤ x ≤ high} for each row.
+    """Set of inputs x with ‖x − center‖ ≤ radius and low ≤ x ≤ high, for each row of a batch.
 
     Attributes:
         size: Unit of the step length of rows that nothing bounds.
@@ -211,7 +211,7 @@ class Region:
         return replace(self, low=torch.maximum(low, self.low), high=torch.minimum(high, self.high))
 
     def checked(self) -> Region:
-        """Return the region; raise `ValueError` if it is empty for a row."""
+        """Return the region unchanged; raise `ValueError` if it is empty for a row."""
         empty = (self.low > self.high).any(dim=1)
         if bool(empty.any()):
             raise ValueError(

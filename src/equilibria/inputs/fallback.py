@@ -19,13 +19,13 @@ MIN_STREAK = 3
 
 @dataclass
 class SolveFallback:
-    """Update of z and μ by an engine, or by solves in the problems whose sweeps diverge.
+    """Update of equilibrium z and adjoint μ by an engine, or by solves where its sweeps diverge.
 
-    The sweeps z ← T(z; x) and μ ← Jᵀμ + ∂ℓ/∂z diverge if T expands, for example if the curvature of
-    a convex energy is above 1. The equilibrium exists nevertheless, and the layer's solver computes
-    it by descent on the hidden objective. Once the sweeps of a problem are found to diverge, its
-    search starts over, because the gradients so far were wrong. Only cells with a hidden objective
-    are monitored.
+    The sweeps z ← T(z; x) and μ ← Jᵀμ + ∂ℓ/∂z, with J = ∂T/∂z and the loss ℓ, diverge if T expands,
+    for example if the curvature of a convex energy is above 1. The equilibrium exists nevertheless,
+    and the layer's solver computes it by descent on the hidden objective. Once the sweeps of a
+    problem are found to diverge, its search starts over, because the gradients so far were wrong.
+    Only cells with a hidden objective are monitored.
 
     Args:
         problem: The problems of the search.
@@ -51,7 +51,7 @@ class SolveFallback:
     def update(
         self, fixed: FixedInput, current: JointIterate, *, running: Tensor, largest: Tensor
     ) -> tuple[JointIterate, JointEvaluation]:
-        """Update z and μ at x.
+        """Update equilibrium z and adjoint μ at the inputs of an iterate.
 
         Args:
             fixed: The problems at x. Its scale is set in the first iteration.

@@ -12,7 +12,7 @@ from equilibria.solvers.convergence import relative_residual
 
 @dataclass(frozen=True)
 class Groups:
-    """Assignment of samples to problems: one sample per problem, or several that share one input x.
+    """Assignment of samples to optimization problems: one each, or several that share one input.
 
     Rows of samples become rows of problems by concatenating the samples of a group. Shorter groups
     are padded with zeros.
@@ -74,12 +74,12 @@ class Groups:
         )
 
     def relative_residual(self, point: Tensor, image: Tensor) -> Tensor:
-        """Return ‖image − point‖/‖image‖ of each problem; NaN counts as infinite."""
+        """Return ‖image − point‖/‖image‖ of each optimization problem; NaN counts as infinite."""
         residual = relative_residual(self.norm(image - point), self.norm(image))
         return residual.nan_to_num(nan=torch.inf)
 
     def norm(self, rows: Tensor) -> Tensor:
-        """Return one norm per problem: the 2-norm over all samples that share its x.
+        """Return one 2-norm per optimization problem, over the rows of all samples in its group.
 
         Args:
             rows: One row per sample, shape (samples, N).
@@ -105,11 +105,11 @@ class Groups:
         return joined.reshape(self.problems, self.width, -1)[self.of_sample, self.place]
 
     def join_all(self, z: Tensor, mu: Tensor, x: Tensor) -> Tensor:
-        """Concatenate (z, μ, x) to one row per problem."""
+        """Concatenate states z, adjoints μ and inputs x to one row per problem."""
         return torch.cat([self.join(z), self.join(mu), x], dim=1)
 
     def split_all(self, joined: Tensor, inputs: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Invert `join_all`, for an x with `inputs` columns."""
+        """Invert `join_all`: return states, adjoints, and inputs with `inputs` columns."""
         states = (joined.shape[1] - inputs) // 2
         z, mu, x = torch.split(joined, [states, states, inputs], dim=1)
         return self.split(z), self.split(mu), x

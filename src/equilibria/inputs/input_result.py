@@ -23,16 +23,17 @@ class InputResult:
     Attributes:
         x: Optimized inputs, in the shape of x0. They satisfy the constraint exactly.
         state: z*, the equilibrium at x.
-        adjoint: μ = (I − Jᵀ)⁻¹ ∂ℓ/∂z at x; the μ of the search if `polish=False`.
-        loss: ℓ of each problem at the equilibrium of x; NaN where the solve for it failed.
-        initial_loss: ℓ of each problem at the equilibrium of x0; NaN where the solve failed.
+        adjoint: μ = (I − Jᵀ)⁻¹ ∂ℓ/∂z at x, with J = ∂T/∂z for the layer's map T, and the loss ℓ;
+            the μ of the search if `polish=False`.
+        loss: Loss of each problem at the equilibrium of x; NaN where the solve for it failed.
+        initial_loss: Loss of each problem at the equilibrium of x0; NaN where the solve failed.
         status: `Status` code of each problem.
         state_residual: ‖T(z; x) − z‖/‖T(z; x)‖ of each problem, or the residual of the solve for z
             if that is smaller.
         adjoint_residual: ‖Jᵀμ + ∂ℓ/∂z − μ‖/‖Jᵀμ + ∂ℓ/∂z‖ of each problem, or the residual of the
             solve for μ if that is smaller.
-        input_residual: ‖x − Π(x − α d)‖ of each problem, the length of a step of x, relative to
-            the size of the constraint (of x0 if there is none).
+        input_residual: Length of a step of x of each problem, after projection to the constraint,
+            relative to the size of the constraint (of x0 if there is none).
         iterations: Number of steps of x of each problem.
         evaluations: Calls of T in the search, each for the whole batch.
         vjps: Vector-Jacobian products with T in the search and for μ.
@@ -81,9 +82,9 @@ class InputResult:
         return torch.stack(kinds).amax(dim=0)
 
     def report_visited(self, model: nn.Module | None = None) -> None:
-        """Report the visited pair (x, z) to `solving` blocks, which penalize the Jacobian there.
+        """Report the visited input and state to `solving` blocks, for a Jacobian penalty there.
 
-        See Eq. 27.
+        See JIIO's Eq. 27.
 
         Args:
             model: Model whose parameters the penalty reaches; by default the model of the search.
@@ -130,7 +131,11 @@ class InputResult:
         )
 
     def summary(self) -> str:
-        """Return one line on all problems, with the remedy for the worst of them."""
+        """Return one line on the search: converged inputs, mean loss, cost, and the worst input.
+
+        For the worst input that did not converge, the line says how its search ended and what to
+        do.
+        """
         total, done = self.status.numel(), int(self.converged.sum())
         worst = int(torch.argmax(self.status))
         tail = "" if done == total else f"; problem {worst}: {self.message(worst)}"

@@ -12,7 +12,10 @@ from equilibria.inputs.groups import Groups
 
 @dataclass
 class JointIterate:
-    """z and μ, one row per sample, and x, one row per problem."""
+    """Iterate of a search: states z and adjoints μ, one row per sample, and inputs x.
+
+    Inputs have one row per problem.
+    """
 
     z: Tensor
     mu: Tensor

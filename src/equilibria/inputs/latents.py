@@ -55,8 +55,8 @@ class Prior:
 class ExplicitGenerator(nn.Module):
     """A generator without an equilibrium, in the form that input optimization needs.
 
-    The decoder is the stem. T(z; x) = stem(x) does not depend on z, so one evaluation gives the
-    equilibrium, and μ is the gradient of the loss.
+    The decoder is the stem. The map T(z; x) = stem(x) does not depend on the state z, so one
+    evaluation gives the equilibrium, and its adjoint is the gradient of the loss.
 
     Args:
         model: Decoder from latents to images, or a model with a `decode` method.
@@ -174,7 +174,10 @@ def decode(model: nn.Module, latents: Tensor, *, batch: int = 256) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSearch:
-    """Settings of the search x = argmin ‖ŷ − A h(z*)‖² + ridge ‖x‖² for latents (Eq. 22).
+    """Settings of a search for the latents x whose images fit measurements best (JIIO Eq. 22).
+
+    It minimizes ‖ŷ − A h(z*)‖² + ridge · ‖x‖², with the measurements ŷ, their operator A, and the
+    image h(z*) that the generator decodes from its equilibrium z* at x.
 
     Args:
         engine: Engine of `optimize_input`; "auto" is "secant" for equilibria and Adam for explicit
@@ -285,7 +288,9 @@ class LatentSearch:
 def find_latents(
     decoder: nn.Module, images: Tensor, *, start: Tensor | None = None, **search: Any
 ) -> InputResult:
-    """Find x_i = argmin ‖y_i − D(x)‖² + ridge ‖x‖² for each image (the inner problem of Eq. 20).
+    """Find the latents x of each image y that minimize ‖y − D(x)‖² + ridge ‖x‖², D the decoder.
+
+    This is the inner problem of JIIO's Eq. 20.
 
     Args:
         decoder: D, an equilibrium decoder.
@@ -307,7 +312,7 @@ def find_latents(
 
 
 def squared_error(outputs: Tensor, images: Tensor) -> Tensor:
-    """Return ‖y − ŷ‖² of each image, the sum over its pixels.
+    """Return the squared error ‖y − ŷ‖² of each image, summed over its pixels.
 
     Examples:
         >>> from equilibria.inputs.latents import squared_error
@@ -323,7 +328,7 @@ def squared_error(outputs: Tensor, images: Tensor) -> Tensor:
 
 
 def misfit(images: Tensor, measured: Tensor, measurement: Measurement | None = None) -> Tensor:
-    """Return ‖ŷ − A·images‖² of each image.
+    """Return the squared distance ‖measured − A·image‖² of each image, A the measurement operator.
 
     Examples:
         >>> from equilibria.inputs.latents import misfit

@@ -59,9 +59,10 @@ def optimize_input(
 ) -> InputResult:
     """Minimize loss(model(x)) over x, together with the equilibrium z = T(z; x) and its adjoint μ.
 
-    The iteration is Eq. 11 of the paper: z ← T(z; x), μ ← Jᵀμ + ∂ℓ/∂z, x ← Π(x − α g) with
-    g = ∂/∂x (ℓ + μᵀT), all from one evaluation of T with one pull-back. To maximize a loss, as an
-    attack does, minimize its negative:
+    The iteration is Eq. 11 of JIIO: z ← T(z; x), μ ← Jᵀμ + ∂ℓ/∂z, x ← Π(x − α g) with the loss ℓ, J
+    = ∂T/∂z, the projection Π to the constraint, step size α and g = ∂/∂x (ℓ + μᵀT), all from one
+    evaluation of T with one pull-back. To maximize a loss, as an attack does, minimize its
+    negative:
 
         result = optimize_input(
             model, lambda logits: -F.cross_entropy(logits, labels, reduction="none"), images,

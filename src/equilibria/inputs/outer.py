@@ -19,13 +19,14 @@ Outer = Literal["implicit", "detached"]
 
 
 def optimal_value(result: InputResult) -> Tensor:
-    """Return the optimal loss of each problem, differentiable in the parameters (Eq. 19).
+    """Return the optimal loss of each problem, differentiable in the parameters (JIIO Eq. 19).
 
-    The value is ℓ at the result. The gradient is that of ℓ + μᵀ(T − z) at fixed (x, z, μ). If x is
-    optimal, this is the gradient of min_x ℓ for any constraint, by the envelope theorem; otherwise
-    it is the gradient of ℓ at x. Use it to train with the loss of the search or its negative, as
-    adversarial training does. It needs `polish=True`: with the μ of a search that did not converge
-    the gradient can have the wrong direction.
+    The value is the loss ℓ at the result. The gradient is that of ℓ + μᵀ(T − z) at fixed input x,
+    equilibrium z of the map T, and adjoint μ. If x is optimal, this is the gradient of min_x ℓ for
+    any constraint, by the envelope theorem; otherwise it is the gradient of ℓ at x. Use it to train
+    with the loss of the search or its negative, as adversarial training does. It needs
+    `polish=True`: with the μ of a search that did not converge the gradient can have the wrong
+    direction.
 
     Args:
         result: Result of `optimize_input`.
@@ -66,7 +67,7 @@ def optimal_input(
 
     Args:
         result: Result of `optimize_input`.
-        outer: "implicit" differentiates the KKT conditions (Eqs. 14 to 17), including active
+        outer: "implicit" differentiates the KKT conditions (JIIO, Eqs. 14 to 17), including active
             constraints, by one linear solve in the backward pass. It needs a converged result,
             second derivatives of the map and the loss, and a minimum that is not flat. "detached"
             treats x as a constant.
@@ -134,7 +135,17 @@ class _KKT:
         self.point = groups.join_all(z, mu, result.x.detach().flatten(1))
 
     def residual(self, point: Tensor, *, create_graph: bool) -> Tensor:
-        """Return F(v), in the graph of v and of the parameters."""
+        """Evaluate the KKT conditions' fixed-point map F at a point v = (z, μ, x).
+
+        Args:
+            point: The point v, one row per problem. If it requires a gradient, F is differentiable
+                in it.
+            create_graph: Whether the derivatives inside F can be differentiated again, in v and in
+                the parameters.
+
+        Returns:
+            F(v), in the shape of v.
+        """
         problem, groups = self.problem, self.problem.groups
         z_rows, mu_rows, x = groups.split_all(point, self.problem.input_shape[1:].numel())
         if not point.requires_grad:

@@ -38,7 +38,10 @@ CG_ITERATIONS_FACTOR = 10
 
 @dataclass(frozen=True)
 class JointEvaluation:
-    """One evaluation of T with one pull-back: all three rows of Eq. 11, without step sizes.
+    """One evaluation of the map T with one pull-back: all three rows of JIIO's Eq. 11.
+
+    Step sizes are not applied. In the following, z is the state, μ the adjoint, x the input and ℓ
+    the loss of an iterate, and J = ∂T/∂z.
 
     Attributes:
         image: T(z; x), one row per sample.
@@ -99,11 +102,12 @@ class Check:
 
 @dataclass(eq=False)
 class InputProblem:
-    """The problems: minimize Σ ℓ(head(z*), x) over x subject to z* = T(z*; x).
+    """Optimization problems: minimize Σ ℓ(head(z*), x) over x subject to z* = T(z*; x).
 
-    A search stores z and μ packed, one row per sample, and x flat, one row per problem; the samples
-    of a group share their x. `inject` and `losses` take x and the state in the original shapes. The
-    stem may return several tensors, the inputs of the cell. The model is constant.
+    A search stores states z and adjoints μ packed, one row per sample, and inputs x flat, one row
+    per problem; the samples of a group share their x. `inject` and `losses` take x and the state in
+    the original shapes. The stem may return several tensors, the inputs of the cell. The model is
+    constant.
     """
 
     model: InitVar[nn.Module]
@@ -113,11 +117,11 @@ class InputProblem:
     groups: Groups
     penalty: Penalty | None
     evaluations: int = 0
-    """Calls of T in the search so far, each for the whole batch."""
+    """Calls of the map T in the search so far, each for the whole batch."""
     vjps: int = 0
-    """Vector-Jacobian products with T so far."""
+    """Vector-Jacobian products with the map T so far."""
     check_evaluations: int = 0
-    """Calls of T for true losses."""
+    """Calls of the map T for true losses."""
 
     def __post_init__(self, model: nn.Module, x0: Tensor) -> None:
         model = as_constant(model)
@@ -142,7 +146,7 @@ class InputProblem:
         return other
 
     def cell_inputs(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the outputs of the stem for x, one row per sample."""
+        """Return the outputs of the stem for the inputs x, one row per sample."""
         injected = as_inputs(self.stem(self.groups.to_samples(x)))
         return tuple(in_fastest_format(tensor) for tensor in injected)
 
@@ -151,7 +155,7 @@ class InputProblem:
         return self.layer.cell.inject(*self.cell_inputs(x))
 
     def losses(self, state: State, context: Context, x: Tensor) -> Tensor:
-        """Return ℓ of each problem at a state, converged or not."""
+        """Return the loss of each problem at a state, converged or not."""
         outputs = self.head(self.layer.cell.output(state, context))
         values = _checked_losses(self.loss(outputs), outputs, self.groups.samples, "loss")
         total = self.groups.sum(values)
@@ -164,7 +168,7 @@ class InputProblem:
     def check(
         self, x: Tensor, start: Tensor | None, *, tolerance: float, reset: Tensor | None = None
     ) -> Check:
-        """Solve for the equilibria at x and evaluate their losses.
+        """Solve for the equilibria at the inputs x and evaluate their losses.
 
         Args:
             x: Inputs, one row per problem.
@@ -240,7 +244,9 @@ class InputProblem:
 
 
 class FixedInput:
-    """The problems at a fixed x. `inject` runs once, for any number of sweeps of z and μ.
+    """Optimization problems at a fixed input x, for any number of updates of z and μ.
+
+    `inject` runs once. z is the equilibrium and μ its adjoint.
 
     Args:
         problem: The problems.
@@ -259,14 +265,14 @@ class FixedInput:
 
     @torch.no_grad()
     def image(self, z: Tensor) -> Tensor:
-        """Return T(z; x) without a graph."""
+        """Return the image T(z; x) of the states z under the map, without a graph."""
         self.problem.evaluations += 1
         cell, packing = self.problem.layer.cell, self.problem.packing
         return packing.pack(cell.step(packing.unpack(z), self.context))
 
 
 class JointLinearization:
-    """T and the loss at one (z, x), evaluated once for any number of pull-backs.
+    """Map T and loss at one state z and input x, evaluated once for any number of pull-backs.
 
     Args:
         fixed: The problems at x.
@@ -302,11 +308,11 @@ class JointLinearization:
         self.loss = losses.detach()
 
     def pull(self, mu: Tensor) -> Tensor:
-        """Return Jᵀμ + ∂ℓ/∂z, and keep the graph."""
+        """Return the updated adjoint Jᵀμ + ∂ℓ/∂z, with J = ∂T/∂z and the loss ℓ; keep the graph."""
         return self._pulled(mu, self.states, keep=True)[0] + self.slope
 
     def evaluation(self, mu: Tensor) -> JointEvaluation:
-        """Return the evaluation at μ, with the gradient in x; this frees the graph."""
+        """Return the evaluation at the adjoint μ, with the gradient in x; this frees the graph."""
         pulled, gradient = self._pulled(mu, (*self.states, self.x), keep=False)
         assert gradient is not None
         adjoint, gradient = pulled + self.slope, gradient + self.direct
@@ -331,7 +337,7 @@ class JointLinearization:
         max_iterations: int = 200,
         rows: Tensor | None = None,
     ) -> LinearSolution:
-        """Solve for μ = (I − Jᵀ)⁻¹ ∂ℓ/∂z by GMRES.
+        """Solve for the adjoint μ = (I − Jᵀ)⁻¹ ∂ℓ/∂z by GMRES, with J = ∂T/∂z and the loss ℓ.
 
         If GMRES does not converge, conjugate gradients continue, provided that the cell declares a
         symmetry and does not prove that its map contracts.

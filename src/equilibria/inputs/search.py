@@ -23,13 +23,14 @@ class SearchResult:
     Attributes:
         last: Last iterate.
         candidates: Inputs that the engine offers as results, the preferred ones first.
-        unchecked: The (x, z) that the engine returns if no true losses are computed.
+        unchecked: Input x and state z that the engine returns if no true losses are computed.
         first_loss: Loss at x0 with the z of the first iteration.
-        scale: Factor of the loss, which makes μ of the order of 1.
+        scale: Factor of the loss, which makes the adjoint μ of the order of 1.
         status: `Status` codes.
         iterations: Numbers of steps of x.
         visited: One of the iterates, drawn uniformly, if requested.
-        diverging: Mask of the problems whose sweeps diverged, so that z and μ were solved for.
+        diverging: Mask of the problems whose updates of z and μ diverged, so that these were solved
+            for.
     """
 
     last: JointIterate
@@ -54,8 +55,8 @@ class Search:
     Attributes:
         problem: The problems.
         engine: The engine.
-        steps: Step rule of x.
-        sweeps: Updates of (z, μ) per step of x.
+        steps: Step rule of the input x.
+        sweeps: Number of updates of equilibrium z and adjoint μ per step of x.
         tolerance: Relative residual of z, μ and x at which a problem has converged.
         solve_tolerance: Relative residual of the solves for z and μ if sweeps diverge.
         visit: Whether to keep one of the iterates, drawn by torch's global generator.

@@ -17,6 +17,8 @@ MAX_SOLVE_TOLERANCE = 1e-3
 class SearchSettings:
     """Settings of `optimize_input` that most calls leave at their defaults.
 
+    In the following, x is the optimized input, z its equilibrium, and μ the adjoint.
+
     Args:
         step_size: Step size α. With `normalize` it is the length of the first step, by default 8
             times the radius of the ball; the length falls to a twentieth. Otherwise it multiplies
@@ -71,7 +73,7 @@ class SearchSettings:
         return self.check_tolerance or (1e-10 if dtype == torch.float64 else 1e-6)
 
     def solve_tolerance(self, dtype: torch.dtype) -> float:
-        """Return the tolerance of the solves for z and μ where sweeps diverge.
+        """Return the tolerance of solves for equilibrium and adjoint where updates diverge.
 
         Args:
             dtype: Type of the state.

@@ -50,11 +50,12 @@ def decay(kind: Decay, iteration: int, iterations: int, late_factor: float) -> f
 
 @dataclass(kw_only=True)
 class Steps:
-    """Step rule x ← Π(x − α d), with its state; one row per problem.
+    """Step rule x ← Π(x − α d) of a search, with its state; one row per problem.
 
-    With `normalize`, d = g/‖g‖ and α is a length. Otherwise d = g, and α is the step size or, by
-    default, 1/L with L the largest recent ‖Δg‖/‖Δx‖. Adam scales its direction by running moments.
-    Quasi-Newton steps, d = H g with H from the last steps, need unconstrained inputs (otherwise the
+    Π projects to the region of the input x, g is the gradient. With `normalize`, d = g/‖g‖ and α is
+    a length. Otherwise d = g, and α is the step size or, by default, 1/L with L the largest recent
+    ‖Δg‖/‖Δx‖. Adam scales its direction by running moments. Quasi-Newton steps, d = H g with the
+    estimated inverse Hessian H from the last steps, need unconstrained inputs (otherwise the
     projection would have to use the metric of H) and no step size; elsewhere that rule takes
     gradient steps.
 
@@ -94,13 +95,14 @@ class Steps:
     def move(
         self, x: Tensor, gradient: Tensor, scale: Tensor, *, lag: Tensor, running: Tensor
     ) -> Tensor:
-        """Return the next x.
+        """Take a step: return the next input x.
 
         Args:
             x: Inputs, flat, one row per problem.
             gradient: Gradient of the scaled loss.
             scale: Factor of the loss of each problem.
-            lag: Residual of z and μ. Changes of the gradient count only if x moved by more.
+            lag: Residual of equilibrium and adjoint. Changes of the gradient count only if x moved
+                by more.
             running: Mask of the problems whose estimates are updated.
         """
         if self.newton is not None:
@@ -139,7 +141,10 @@ class Steps:
             self.moments = (mean, square)
 
     def residual(self, x: Tensor, gradient: Tensor, scale: Tensor) -> Tensor:
-        """Return ‖x − Π(x − α d)‖ with the undecayed α, relative to the region's scale."""
+        """Return the length ‖x − Π(x − α d)‖ of an undecayed, projected step of x.
+
+        It is relative to the scale of the region.
+        """
         step = (
             self._scaled(gradient, scale, plain=True)
             if self.newton is None
@@ -207,7 +212,7 @@ class Steps:
 
 
 class QuasiNewton:
-    """L-BFGS direction H g, with H from the last steps (Nocedal, 1980).
+    """L-BFGS direction H g of a gradient g, H the inverse Hessian estimated from the last steps.
 
     Steps without positive curvature, which kinks and inexact gradients cause, are ignored row by
     row and do not replace older steps in a full memory.
@@ -219,7 +224,7 @@ class QuasiNewton:
         self.last: tuple[Tensor, Tensor] | None = None
 
     def observe(self, x: Tensor, gradient: Tensor, usable: Tensor) -> None:
-        """Record the gradient at the latest x; `usable` masks the rows whose change counts."""
+        """Record the gradient at the latest input; `usable` masks the rows whose change counts."""
         if self.last is not None:
             step, change = x - self.last[0], gradient - self.last[1]
             product = (step * change).sum(dim=1)
@@ -257,7 +262,10 @@ class QuasiNewton:
         self.pairs = shifted
 
     def direction(self, gradient: Tensor, first: Tensor) -> Tensor:
-        """Return H g, or `first` · g in rows without known curvature."""
+        """Return H g for the gradient g, with H the estimated inverse Hessian.
+
+        Rows without known curvature get `first` · g.
+        """
         result, coefficients = gradient, []
         scale = torch.full_like(first, torch.nan)
         for step, change, weight in reversed(self.pairs):

@@ -176,10 +176,10 @@ def predicted_classes(logits: Tensor) -> Tensor:
 
 
 class EquilibriumClassifier(EquilibriumModel):
-    """Classifier logits = head(z*), z* the equilibrium for the input g(image) (OptEq Eq. 5).
+    """Classifier logits = head(z*), z* the equilibrium for the input stem(image) (OptEq Eq. 5).
 
     Args:
-        stem: g, from images (B, C, H, W) to the input of the cell.
+        stem: From images (B, C, H, W) to the input of the cell (g in the papers).
         layer: The equilibrium layer.
         head: From the feature z* to the logits.
 

@@ -30,7 +30,7 @@ from equilibria.registry import check_at_least_one
 
 
 def modulate(features: Tensor, film: Tensor) -> Tensor:
-    """Return (1 + γ) ⊙ features + β.
+    """Modulate feature maps per channel: return (1 + γ) ⊙ features + β (FiLM).
 
     Args:
         features: Maps, shape (B, C, H, W).
@@ -109,7 +109,7 @@ class ClassesHead(nn.Module):
 
 
 class BranchesFiLM(nn.Module):
-    """The inputs of a `FiLMCell`: the features, and γ and β for each branch.
+    """The inputs of a `FiLMCell`: the features, and scales γ and shifts β for each branch.
 
     Args:
         task_size: Length of the task vector.
@@ -169,7 +169,7 @@ class FiLMCell(MDEQCell):
 
 
 class FewShotClassifier(EquilibriumModel):
-    """Classifier logits = head(z*), z* = T(z*; image, task): h_θ(x, s) of Eq. 29.
+    """Classifier logits = head(z*), z* = T(z*; image, task): h_θ(x, s) of JIIO's Eq. 29.
 
     The task vector encodes the classes and their order. It is optimized as an input: `for_images`
     returns a model of the task vectors alone.
@@ -271,7 +271,9 @@ def few_shot_opteq(
     init_scale: float = 0.5,
     solving: Solving | None = None,
 ) -> FewShotClassifier:
-    """Build a few-shot classifier with y = σ(WWᵀy + FiLM(g(image)) + b), OptEq in y-space.
+    """Build a few-shot classifier from an OptEq whose input is modulated by the task vector.
+
+    The map is y ↦ σ(WWᵀy + FiLM(g(image)) + b), with features g(image).
 
     The map is a contraction for every task vector. There is one modulated copy of the features
     g(image) per class, and W couples the copies. The head is initialized as the sum over each copy,
@@ -343,7 +345,7 @@ def few_shot_mdeq(
     solving: Solving | None = None,
     **cell: Any,
 ) -> FewShotClassifier:
-    """Build a few-shot classifier from an MDEQ with FiLM in its residual blocks (C.2, Table 9).
+    """Build a few-shot classifier from an MDEQ with FiLM in its residual blocks (JIIO, Table 9).
 
     Args:
         num_classes: Number of classes of an episode.

@@ -58,7 +58,7 @@ class LinearOperator(nn.Module, ABC):
 
     @abstractmethod
     def output_shape(self, input_shape: Shape) -> Shape:
-        """Return the shape of A z for one sample.
+        """Return the shape of an output A z of the operator A for one sample.
 
         Args:
             input_shape: Shape of z, without the batch dimension.
@@ -69,7 +69,9 @@ class LinearOperator(nn.Module, ABC):
 
     @abstractmethod
     def input_shape(self, output_shape: Shape) -> Shape:
-        """Return the shape of Aᵀ y for one sample, the inverse of `output_shape`.
+        """Return the shape of Aᵀ y, an input of the operator A, for one sample.
+
+        It is the inverse of `output_shape`.
 
         Args:
             output_shape: Shape of y, without the batch dimension.
@@ -121,7 +123,7 @@ class LinearOperator(nn.Module, ABC):
         return ()
 
     def forward(self, z: Tensor, weights: Weights | None = None) -> Tensor:
-        """Return A z.
+        """Apply the operator A to a batch: return A z.
 
         Args:
             z: Batch of inputs, shape (B, *input_shape).
@@ -132,7 +134,7 @@ class LinearOperator(nn.Module, ABC):
         return self._map(z, self.weights(shape) if weights is None else weights)
 
     def adjoint(self, y: Tensor, weights: Weights | None = None) -> Tensor:
-        """Return Aᵀ y, the exact transpose: ⟨A z, y⟩ = ⟨z, Aᵀ y⟩.
+        """Apply the exact transpose: return Aᵀ y, with ⟨A z, y⟩ = ⟨z, Aᵀ y⟩.
 
         Args:
             y: Batch of outputs, shape (B, *output_shape).
@@ -142,7 +144,7 @@ class LinearOperator(nn.Module, ABC):
         return self._map_adjoint(y, self.weights(shape) if weights is None else weights)
 
     def norm_estimate(self, input_shape: Shape, iterations: int = 20) -> Tensor:
-        """Return ‖A v‖ after steps of power iteration: a lower bound that increases to ‖A‖₂.
+        """Estimate the operator norm ‖A‖₂ from below by power iteration; increases with its steps.
 
         The vector v is stored per shape for the next call. It is not part of the state_dict and is
         not shared with norm control, so the estimate does not change the outputs of a model.

@@ -19,7 +19,12 @@ from equilibria.operators.spectral import full_precision, graph_free
 
 
 def symbol(kernel: Tensor, grid: Grid) -> Tensor:
-    """Return K̂ of an (out, in, k, k) kernel with odd k, at the frequencies of a real transform."""
+    """Return the Fourier symbol of a circular convolution, at the frequencies of a real transform.
+
+    Args:
+        kernel: Kernel, shape (out, in, k, k) with odd k.
+        grid: Height and width of the images.
+    """
     taps = at_least_float32(kernel).flatten(2)
     omegas = conv_symbol.frequencies(grid, taps)
     axes = [
@@ -43,7 +48,7 @@ def apply(symbol: Tensor, z: Tensor) -> Tensor:
 
 
 def subsampled_symbol(symbol: Tensor, grid: Grid, stride: int) -> Tensor:
-    """Return the symbol of S G Sᵀ on the coarser grid, where S keeps every `stride`-th pixel.
+    """Return the symbol of S G Sᵀ, G a circular map and S keeping every `stride`-th pixel.
 
     This map is circular too; its kernel is that of G at the multiples of the stride.
     """
@@ -70,7 +75,10 @@ def transposed_kernel(kernel: Tensor) -> Tensor:
 
 
 def gram_kernel(kernel: Tensor) -> Tensor:
-    """Return the (in, in, 2k−1, 2k−1) kernel of KᵀK: Σ_p K_pᵀ K_{p+d} at lag d."""
+    """Return the kernel of KᵀK for a circular convolution K, shape (in, in, 2k−1, 2k−1).
+
+    It is Σ_p K_pᵀ K_{p+d} at lag d.
+    """
     maps = kernel.transpose(0, 1)
     height, width = kernel.shape[2:]
     return F.conv2d(maps, maps, padding=(height - 1, width - 1)).transpose(0, 1)

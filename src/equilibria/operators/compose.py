@@ -143,7 +143,7 @@ class Compose(LinearOperator):
         return functools.reduce(torch.mul, bounds)
 
     def row_norms(self, input_shape: Shape) -> Tensor:
-        """Return the row norms of A₁, times the norm bounds of the other factors."""
+        """Return the row norms of the first factor, times the norm bounds of the others."""
         first, *others = self.factors
         if not others:
             return first.row_norms(input_shape)

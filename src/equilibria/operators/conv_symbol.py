@@ -45,7 +45,10 @@ FIRST_TRIES = 8
 
 
 def polyphase(kernel: Tensor, stride: int) -> Tensor:
-    """Return the stride-1 kernel on sorted pixels: (out, in, k, k) → (out, in·s², ⌈k/s⌉, ⌈k/s⌉)."""
+    """Return the kernel of a strided convolution as one of stride 1 on sorted pixels.
+
+    The shape (out, in, k, k) becomes (out, in·s², ⌈k/s⌉, ⌈k/s⌉) for stride s.
+    """
     if stride == 1:
         return kernel
     out, channels, *sizes = kernel.shape
@@ -57,14 +60,15 @@ def polyphase(kernel: Tensor, stride: int) -> Tensor:
 
 
 def frequency_grid(size: Grid, kernel_size: Grid, padding: Grid, stride: int) -> Grid:
-    """Return the number of frequencies per direction, after `polyphase`.
+    """Return the number of frequencies per direction that bound a convolution's norm.
 
-    Before it, n + min(p, k−1) points suffice, and give a tighter bound on small maps than the n+k−1
-    points of the full convolution: output i reads the inputs i−p … i−p+k−1, and the last output is
-    i = n+2p−k, so no output reads an input that wraps around.
+    It is for kernels after `polyphase`. Before that, for size n, kernel size k and padding p, n +
+    min(p, k−1) points suffice, and give a tighter bound on small maps than the n+k−1 points of the
+    full convolution: output i reads the inputs i−p … i−p+k−1, and the last output is i = n+2p−k, so
+    no output reads an input that wraps around.
 
-    Kernels that do not overlap (k ≤ s, for example 1×1) have a constant symbol, so one frequency is
-    enough.
+    Kernels that do not overlap (k at most the stride, for example 1×1) have a constant symbol, so
+    one frequency is enough.
     """
     return tuple(
         1 if k <= stride else math.ceil((n + min(p, k - 1)) / stride)
@@ -78,20 +82,29 @@ def frequency_count(grid: Grid) -> int:
 
 
 def frequencies(grid: Grid, like: Tensor) -> Tensor:
-    """Return half of the frequencies of a grid, one per row: K is real, so K̂(−ω) = conj K̂(ω)."""
+    """Return half of the frequencies of a grid, one per row.
+
+    The others add nothing: kernels K are real, so their symbols satisfy K̂(−ω) = conj K̂(ω).
+    """
     steps = like.new_tensor([2 * math.pi / points for points in grid])
     return _positions((*grid[:-1], grid[-1] // 2 + 1), like) * steps
 
 
 def symbol(kernel: Tensor, frequency: Tensor) -> Tensor:
-    """Return K̂(ω) = Σ_p K_p e^{−iω·p} at one frequency: (out, in), complex, differentiable in K."""
+    """Return the Fourier symbol K̂(ω) = Σ_p K_p e^{−iω·p} of a kernel K at one frequency ω.
+
+    It has shape (out, in), is complex, and is differentiable in K.
+    """
     angles = _positions(kernel.shape[2:], frequency) @ frequency
     taps = kernel.flatten(2)
     return torch.complex(taps @ angles.cos(), -(taps @ angles.sin()))
 
 
 def power(kernel: Tensor, omegas: Tensor) -> Tensor:
-    """Return Σ_j |K̂_ij(ω)|² for every frequency and every row i of the symbol: (count, rows)."""
+    """Return Σ_j |K̂_ij(ω)|², K̂ the Fourier symbol of a kernel, for every frequency ω and row i.
+
+    The shape is (frequencies, rows).
+    """
     angles = omegas @ _positions(kernel.shape[2:], omegas).T
     taps = kernel.flatten(2).permute(2, 0, 1).flatten(1)
     squares = (angles.cos() @ taps).square() + (angles.sin() @ taps).square()
@@ -99,7 +112,9 @@ def power(kernel: Tensor, omegas: Tensor) -> Tensor:
 
 
 def maximizing_frequency(kernel: Tensor, grid: Grid, near: Tensor | None = None) -> Tensor:
-    """Return the frequency with the largest σ₁(K̂(ω)); the search is exact.
+    """Return the frequency at which a kernel's Fourier symbol has the largest singular value.
+
+    The search is exact.
 
     Args:
         kernel: Kernel after `polyphase`.

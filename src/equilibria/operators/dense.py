@@ -75,7 +75,7 @@ class Dense(KernelOperator):
 
     @property
     def weight(self) -> Tensor:
-        """Effective matrix W, after norm control."""
+        """Effective matrix W of the operator, after norm control."""
         return self.weights()[0]
 
     def extra_repr(self) -> str:

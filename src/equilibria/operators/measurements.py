@@ -55,7 +55,7 @@ class ImageMeasurement:
         """
 
     def part(self, rows: slice, columns: slice, size: tuple[int, int]) -> Any:
-        """Return A for a part of the measured values.
+        """Return the measurement operator for a rectangular part of the measured values.
 
         Args:
             rows: Rows of the part.
@@ -65,7 +65,7 @@ class ImageMeasurement:
         return self
 
     def reflected(self, margin: int, like: Tensor) -> Any:
-        """Return A for measured values that were reflected at their edges.
+        """Return the measurement operator for measured values reflected at their edges.
 
         Args:
             margin: Number of reflected pixels per edge.

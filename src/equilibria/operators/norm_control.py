@@ -102,7 +102,9 @@ class KernelOperator(LinearOperator):
         return type(self)._control_shape is KernelOperator._control_shape
 
     def weights(self, input_shape: Shape | None = None) -> Weights:
-        """Return W, in the graph of the kernels; without gradients it is cached.
+        """Return the effective kernels, after norm control, in the autograd graph.
+
+        Without gradients they are cached.
 
         Args:
             input_shape: Shape of one sample; needed if `norm_depends_on_size`.
@@ -114,11 +116,11 @@ class KernelOperator(LinearOperator):
 
     @property
     def norm_limit(self) -> float | None:
-        """ζ with norm="bound", else None: without it no norm is guaranteed."""
+        """The limit `zeta` on the operator norm if norm="bound" guarantees it, otherwise None."""
         return self.zeta if self.norm == "bound" else None
 
     def norm_bound(self, input_shape: Shape) -> Tensor:
-        """Return a rigorous bound on ‖W‖: min(b, ζ) with norm="bound", else that of the kernel W.
+        """Return a rigorous upper bound on the operator norm; at most `zeta` with norm="bound".
 
         Args:
             input_shape: Shape of one sample.

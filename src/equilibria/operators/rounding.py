@@ -19,7 +19,7 @@ largest one; the margin covers n up to a million."""
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
-    """Return u, the largest relative error of one rounded operation."""
+    """Return the unit roundoff, the largest relative error of one rounded operation."""
     return torch.finfo(dtype).eps / 2
 
 
@@ -42,7 +42,9 @@ def upper_norm(operator: LinearOperator, input_shape: Shape) -> float:
 def application_rounding(
     operator: LinearOperator, exact: LinearOperator, input_shape: Shape, unit: float
 ) -> float | None:
-    """Return ε with ‖fl(Az) − Az‖ ≤ ε‖z‖, for Aᵀ too; None for unknown types of operators.
+    """Return ε with ‖fl(Az) − Az‖ ≤ ε‖z‖, fl(Az) the computed product; None if unknown.
+
+    It holds for Aᵀ too. It is unknown for some types of operators.
 
     The operator must compute sums of products in any order, without Winograd or Fourier transforms,
     which PyTorch does not use on the CPU.

@@ -103,10 +103,12 @@ class SeparableConv2d(Convolution):
 def maximizing_frequency(
     matrix: Tensor, filters: Tensor, grid: conv_symbol.Grid, near: Tensor | None = None
 ) -> Tensor:
-    """Return the frequency with the largest σ₁(P diag(d̂(ω))).
+    """Return the frequency at which P diag(d̂(ω)) has the largest singular value.
 
-    It depends only on g(ω) = Σ|d̂(ω)|², a sum over the s² phases, so all matrices are real: the
-    Gram matrix is P diag(g) Pᵀ for wide P, else diag(√g) PᵀP diag(√g), which is elementwise.
+    This is the Fourier symbol of the separable convolution with pointwise matrix P and depthwise
+    filters d. The singular value depends only on g(ω) = Σ|d̂(ω)|², a sum over the s² phases of a
+    stride s, so all matrices are real: the Gram matrix is P diag(g) Pᵀ for wide P, else diag(√g)
+    PᵀP diag(√g), which is elementwise.
 
     Args:
         matrix: P, shape (out, in).

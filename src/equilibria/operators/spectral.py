@@ -52,9 +52,10 @@ def seeded_vector(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def leading_vector(apply: Map, adjoint: Map, start: Tensor, iterations: int) -> Tensor:
-    """Iterate v ← AᵀA v / ‖AᵀA v‖; `start` and the result have a batch of one.
+    """Run power iteration v ← AᵀA v / ‖AᵀA v‖, with `apply` for A and `adjoint` for Aᵀ.
 
-    If AᵀA v is zero or not finite, v does not change, so that the result is always a unit vector.
+    `start` and the result have a batch of one. If AᵀA v is zero or not finite, v does not change,
+    so that the result is always a unit vector.
     """
     vector: Tensor = start / torch.linalg.vector_norm(start)
     for _ in range(iterations):
@@ -66,9 +67,10 @@ def leading_vector(apply: Map, adjoint: Map, start: Tensor, iterations: int) -> 
 
 
 def norm_along(apply: Map, vector: Tensor) -> Tensor:
-    """Return ‖A v‖ for a constant unit vector v; differentiable in A, zero gradient at A v = 0.
+    """Return ‖A v‖, with `apply` for A and a constant unit vector v.
 
-    Once v has converged, its derivative is that of ‖A‖, by the envelope theorem.
+    It is differentiable in A, with gradient zero at A v = 0. Once v has converged, its derivative
+    is that of ‖A‖, by the envelope theorem.
     """
     image = apply(vector)
     positive = image.detach().any()
@@ -79,7 +81,7 @@ def norm_along(apply: Map, vector: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TopSingular:
-    """Data about A for the derivatives of σ₁(A), without a graph.
+    """Data about a matrix A for the derivatives of its largest singular value, without a graph.
 
     G is AᴴA, or AAᴴ if that is smaller (`left`), with the leading eigenpair (λ, v).
 
@@ -111,11 +113,12 @@ def top_singular(matrix: Tensor) -> TopSingular:
 
 
 def singular_value(apply: Map, adjoint: Map, top: TopSingular) -> Tensor:
-    """Return σ₁(A), differentiable in A, from the expansion point `top` of the same A.
+    """Return the largest singular value σ₁ of a map A, differentiable in A.
 
-    w = v + (λI − G)⁺ G(A) v is the leading vector to first order in A, so the Rayleigh quotient
-    ‖A w‖/‖w‖ is σ₁ to third order: the value and the first three derivatives are exact. If σ₁ is
-    not simple, the derivative is a subgradient. `apply` and `adjoint` act on flat vectors.
+    It is computed at the expansion point `top` of the same A, with `apply` for A and `adjoint` for
+    its adjoint, both on flat vectors. w = v + (λI − G)⁺ G(A) v is the leading vector to first order
+    in A, so the Rayleigh quotient ‖A w‖/‖w‖ is σ₁ to third order: the value and the first three
+    derivatives are exact. If σ₁ is not simple, the derivative is a subgradient.
     """
     forward, backward = (adjoint, apply) if top.left else (apply, adjoint)
     vector = top.vector + top.resolvent @ backward(forward(top.vector))

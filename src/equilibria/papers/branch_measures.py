@@ -40,9 +40,10 @@ SIGNIFICANT_DIGITS = 4
 
 @torch.no_grad()
 def branch_relations(experiment: Experiment, device: torch.device) -> Numbers:
-    """Measure the average H and D of test images, and the correlation of channels (Figure 2).
+    """Measure heritage and diversity of test images, and correlations of channels (Figure 2).
 
-    Only the ratio H/D can be compared between models (`report/features.py`).
+    The figure is that of the MOptEqs paper. Only the ratio of heritage to diversity can be compared
+    between models.
     """
     model = _classifier(experiment)
     images, _ = experiment.some_test_images(RELATED_IMAGES)
@@ -65,7 +66,10 @@ def branch_relations(experiment: Experiment, device: torch.device) -> Numbers:
 
 @torch.no_grad()
 def solve_trace(experiment: Experiment, device: torch.device) -> Numbers:
-    """Measure ‖T^{j+1} − T^j‖ / ‖T^j‖ over Anderson iterations, as geometric mean over images."""
+    """Measure ‖T^{j+1} − T^j‖ / ‖T^j‖ for the images T^j of the iterates j of Anderson's method.
+
+    The result is the geometric mean over test images.
+    """
     model = _classifier(experiment)
     images, _ = experiment.some_test_images(TRACED_IMAGES)
     never = RelativeResidual(1e-300)  # below rounding errors, so that no sample stops
@@ -78,7 +82,10 @@ def solve_trace(experiment: Experiment, device: torch.device) -> Numbers:
 
 @torch.no_grad()
 def perturbations(experiment: Experiment, device: torch.device) -> Numbers:
-    """Measure the accuracy at g(x) − δ over ‖δ‖∞, for reconstructed and random δ (Figure 3a)."""
+    """Measure the accuracy for perturbed features g(x) − δ over ‖δ‖∞ (MOptEqs, Figure 3a).
+
+    The perturbation δ of the stem's features is reconstructed from an equilibrium, or random.
+    """
     model = _classifier(experiment)
     accuracies: Numbers = {}
     directions: dict[Direction, int] = {"reconstructed": 1, "binomial": DRAWS, "uniform": DRAWS}
@@ -103,7 +110,10 @@ def perturbations(experiment: Experiment, device: torch.device) -> Numbers:
 
 
 def attack_iterations(experiment: Experiment, device: torch.device) -> Numbers:
-    """Measure the accuracy under PGD over the number of its steps of fixed size (Figure 3b)."""
+    """Measure the accuracy under PGD over the number of its steps (MOptEqs, Figure 3b).
+
+    The steps have a fixed size.
+    """
     model = _classifier(experiment)
     is_whole = not any(name.endswith("_samples") for name in experiment.recipe.data.options)
     count = len(experiment.test) if is_whole else ATTACKED_IMAGES

@@ -169,7 +169,7 @@ PAIRS = {
 
 @torch.no_grad()
 def features(experiment: Experiment, device: torch.device) -> Result:
-    """Measure the means of |z| and z² over the feature tensor (OptEq, Table 3).
+    """Measure the means of |z| and z² over the feature tensor z (OptEq, Table 3).
 
     Also measures the means of cos² and HSIC over pairs of channels, per batch as in training.
     """
@@ -464,7 +464,7 @@ def generation(experiment: Experiment, device: torch.device) -> Result:
 
 
 def unsupervised_psnr(experiment: Experiment, device: torch.device) -> Result:
-    """Measure the median PSNR of damaged test images that a generator restores (Eq. 22)."""
+    """Measure the median PSNR of damaged test images that a generator restores (JIIO Eq. 22)."""
     model = experiment.model
     if isinstance(experiment.task, ImageRestoration):
         return {}

@@ -50,7 +50,7 @@ ENGINES: dict[str, str | Engine] = {
 
 
 def generated(experiment: Experiment, device: torch.device) -> bytes:
-    """Draw originals, their reconstructions, and samples (Figures 2, 5 and 6)."""
+    """Draw original test images, their reconstructions, and samples (JIIO, Figures 2, 5 and 6)."""
     _, samples, reconstructions = generate(
         experiment, device, samples=30, latents=500, images=32, judge=False
     )
@@ -60,7 +60,7 @@ def generated(experiment: Experiment, device: torch.device) -> bytes:
 
 @torch.no_grad()
 def restored(experiment: Experiment, device: torch.device) -> bytes:
-    """Draw original, damaged and restored images (Figures 7 to 12).
+    """Draw original, damaged and restored test images (JIIO, Figures 7 to 12).
 
     Generators and autoencoders restore every damage, other models that of their task.
     """
@@ -91,7 +91,7 @@ def restored(experiment: Experiment, device: torch.device) -> bytes:
 
 @drawing()
 def costs(experiment: Experiment, device: torch.device) -> bytes:
-    """Draw the true loss over processor time and iterations for each engine (Figures 3 and 4)."""
+    """Draw the true loss over processor time and iterations of each engine (JIIO, Figures 3, 4)."""
     from matplotlib.figure import Figure
 
     searches = [(engine, iterations) for engine in ENGINES.values() for iterations in BUDGETS]

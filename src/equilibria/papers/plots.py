@@ -47,7 +47,7 @@ PRINTED = re.compile(
 
 @dataclass(frozen=True)
 class Printed:
-    """A number as printed in a paper.
+    """A number as printed in a paper, with its spread and unit.
 
     Attributes:
         value: The number.
@@ -79,7 +79,7 @@ def printed(text: str) -> Printed | None:
 
 @dataclass(frozen=True)
 class Points:
-    """Values of one column in one row, of the runs or of the paper."""
+    """Values of one column in one row of a table, of our runs or of the paper."""
 
     values: Sequence[float]
     spread: float | None
@@ -92,7 +92,7 @@ class Points:
 
 @dataclass(frozen=True)
 class RecordedRow:
-    """A recorded row. The table may have changed since it was recorded.
+    """A row of a table as it was recorded; the table may have changed since.
 
     Attributes:
         label: Label of the row.
@@ -213,7 +213,10 @@ class _Line:
         self.height = (0.62 + LINE_HEIGHT * lines if is_list else 2.9) + legend
 
     def draw(self, part: Any) -> Sequence[Any]:
-        """Draw into a part of the figure and return the axes."""
+        """Plot the panel's values into a subfigure, and return the axes.
+
+        There is one plot for our results and one for the paper's, if there are points for it.
+        """
         from matplotlib.lines import Line2D
 
         panel = self.panel

@@ -34,17 +34,20 @@ def base_name(plan: TablePlan) -> str:
 def write_report(
     plan: TablePlan, results: Findings, output: Path, command: str, facts: Mapping[str, Any]
 ) -> list[Path]:
-    """Write the report of a table: ID.md, ID.json and ID.png, or ID-quick.* for a quick run.
+    """Write the report of a paper's table as Markdown, JSON and PNG, and copy the runs' pictures.
+
+    With ID the table's id, the files are ID.md, ID.json and ID.png, or ID-quick.* in the quick
+    setting.
 
     Args:
         plan: Runs of the table.
-        results: Results of the runs (`runner.findings`).
+        results: Results of the runs, from `findings`.
         output: Folder of the files; it is created if necessary.
         command: Command that produced the results.
-        facts: Date, versions and hardware (`provenance`).
+        facts: Date, versions and hardware, from `provenance`.
 
     Returns:
-        The files that were written, with the pictures of runs.
+        Paths of all files written, including the pictures copied from the run folders.
     """
     name = base_name(plan)
     record = as_data(plan, results, command, facts)

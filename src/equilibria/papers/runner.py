@@ -63,7 +63,7 @@ class TablePlan:
 
 @dataclass
 class Findings:
-    """Results and failures of a plan.
+    """Results and error messages of the runs of a table's plan.
 
     Attributes:
         results: Results by the label of the row and the seed.

@@ -50,7 +50,7 @@ class SeriesLine:
         return 3.4
 
     def draw(self, part: Any) -> Sequence[Any]:
-        """Draw into a part of the figure and return the axes."""
+        """Plot the panel's series into a subfigure, and return the axes."""
         count = len(self.rows) if self.panel.form == "map" else 1
         axes = list(part.subplots(1, max(1, count), squeeze=False)[0])
         if self.panel.form == "map":

@@ -53,7 +53,7 @@ class PaperSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of a table: one model or setting.
+    """A row of a paper's table: one model or setting, with the paper's numbers and our recipes.
 
     Attributes:
         label: Label of the row.
@@ -63,10 +63,11 @@ class Row:
         missing: Why a setting has no recipe.
         measures: Measures of this row that differ from those of the columns, by title of the
             column. Rows that share a recipe can measure different quantities.
-        settings: Settings that the paper states, in five layers: of the file, the model, the
-            table, the run and the row. Later layers override earlier ones. The keys of a layer are
-            recipe keys ("training.epochs"), patterns of recipe keys ("training.*"), or free names
-            for what no recipe key describes.
+        settings: Settings that the paper states, as mappings of which later ones override earlier
+            ones: those of the whole paper, of the row's model, of the table, of a recipe that
+                several rows share, and of the row. The keys are recipe keys
+            ("training.epochs"), patterns of recipe keys ("training.*"), or free names for what no
+            recipe key describes.
 
     Examples:
         >>> row = eq.papers.find_table("opteq-t3").rows[0]

@@ -28,10 +28,10 @@ class Convergence:
     Attributes:
         solver: Name of the solver's class.
         stops: Number of iterations of each problem, shape (problems,).
-        residual: ‖y_k − T(y_k)‖, shape (iterations, problems).
-        objective: G(y_k), shape (iterations, problems); None if the equilibrium does not minimize
-            an objective.
-        minimum: G(y*), shape (problems,); None where `objective` is None.
+        residual: ‖y_k − T(y_k)‖ for the map T, shape (iterations, problems).
+        objective: Hidden objective G(y_k), shape (iterations, problems); None if the equilibrium
+            does not minimize one.
+        minimum: G(y*) at the equilibrium y*, shape (problems,); None where `objective` is None.
         contraction: Guaranteed contraction factor q: each Picard iteration multiplies the residual
             by at most q. None if no bound is known.
 
@@ -56,14 +56,17 @@ class Convergence:
 
     @property
     def objective_falls(self) -> bool:
-        """Whether the objectives of all samples decrease in every iteration, up to rounding."""
+        """Whether the objectives of all problems decrease in every iteration, up to rounding."""
         if self.objective is None or self.iterations < 2:
             return False
         rounding = ROUNDING * self.objective.abs().amax(dim=0).clamp_min(1)
         return bool((self.objective.diff(dim=0) <= rounding).all())
 
     def excess(self) -> Tensor | None:
-        """Return G(y_k) − G(y*), shape (iterations, problems), NaN for rounding errors."""
+        """Return the objective of each iterate minus its minimum; NaN for rounding errors.
+
+        The shape is (iterations, problems).
+        """
         if self.objective is None or self.minimum is None:
             return None
         difference = self.objective - self.minimum
@@ -71,7 +74,10 @@ class Convergence:
         return torch.where(difference > resolution, difference, torch.nan)
 
     def proven_residual(self) -> Tensor | None:
-        """Return qᵏ times the mean initial residual, a bound for Picard; None if q ≥ 1."""
+        """Return a bound on the residual of Picard, qᵏ times the mean initial residual.
+
+        q is the contraction factor and k the iteration. None if q is unknown or at least 1.
+        """
         if self.contraction is None or self.contraction >= 1:
             return None
         powers = torch.arange(self.iterations, dtype=torch.float64)

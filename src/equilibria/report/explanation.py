@@ -63,7 +63,8 @@ class Explanation:
         comparison: The same for the solver of the model; None if that is Picard.
         saliency: Grad-CAM of the prediction, shape (B, H', W'); None if the feature is not a map.
         gradient: ∂margin/∂image through the equilibrium, shape (B, C, H, W).
-        attention: GEQ's β of every patch, per branch (B, channel groups, rows, columns).
+        attention: GEQ's attention weight β of every patch, per branch, shape (B, channel groups,
+            rows, columns).
         relations: Heritage and diversity of neighboring branches.
         correlation: |cos| between channels of the feature, over all images.
         statistics: Statistics that the feature regularizers penalize, by label.

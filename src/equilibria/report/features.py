@@ -20,9 +20,9 @@ class Relations:
     """Similarity of neighboring branches (MOptEqs, Figure 2)."""
 
     heritage: Tensor
-    """Σ H(zᵢ, zⱼ) / LC over neighboring branches, shape (B,)."""
+    """Heritage: Σ H(zᵢ, zⱼ) / LC over the L pairs of neighbors with C channels, shape (B,)."""
     diversity: Tensor
-    """Σ D(zᵢ, zⱼ) / L(C² − C) over neighboring branches, shape (B,)."""
+    """Diversity: Σ D(zᵢ, zⱼ) / L(C² − C) over neighboring branches, shape (B,)."""
     correlation: Tensor
     """|⟨z₂ₖ, z₁ₗ⟩| between channels of the first two branches, first image, scaled to [0, 1]."""
 
@@ -30,7 +30,7 @@ class Relations:
 def relations(features: Sequence[Tensor]) -> Relations:
     """Return heritage and diversity of neighboring branches.
 
-    Branches of different resolutions are resampled. H and D scale with the features of a model, so
+    Branches of different resolutions are resampled. Both scale with the features of a model, so
     only their ratio can be compared between models.
 
     Args:

@@ -148,7 +148,7 @@ def calibration_chart(calibration: Calibration) -> Chart:
 
 
 def robustness_charts(curves: RobustnessCurves) -> list[Chart]:
-    """Draw accuracy under attack over the distance and over the steps, and certified accuracy.
+    """Draw accuracy under attack over distance and number of steps, and certified accuracy.
 
     Examples:
         >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test

@@ -26,7 +26,7 @@ FIGURES: dict[str, tuple[str, str]] = {
 
 
 def figure_rows(figures: Mapping[str, float | None]) -> list[tuple[str, str]]:
-    """Return the measures of an evaluation as (label, value).
+    """Return the measures of an evaluation, with readable labels, as (label, value).
 
     Examples:
         >>> from equilibria.report.labels import figure_rows

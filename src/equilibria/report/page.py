@@ -159,7 +159,7 @@ class RunReport:
         return None if self.explanation is None else self.explanation.convergence
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the rows of the table of figures, as (label, value)."""
+        """Return the page's table of measured values, such as the accuracy, as (label, value)."""
         evaluation, solves = self.evaluation, self.evaluation.solves
         right = f"{evaluation.correct} of {evaluation.samples}"
         rows = [
@@ -201,7 +201,7 @@ class RunReport:
 def certified_images(
     model: nn.Module, images: Tensor, labels: Tensor, *, refine: bool = False
 ) -> Certified:
-    """Certify images in batches of `CERTIFIED_PER_BATCH`."""
+    """Certify images in batches of `CERTIFIED_PER_BATCH`; see `certify` for the certificates."""
     certify = certifier(model, tuple(images.shape[1:]))
     parts = torch.split(images, CERTIFIED_PER_BATCH)
     certificate = Certificate.join([certify(part, refine=refine) for part in parts])

@@ -67,7 +67,9 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor | None = None) ->
 
 
 def input_gradient(model: nn.Module, images: Tensor, classes: Tensor, rivals: Tensor) -> Tensor:
-    """Compute ∂(w_k − w_j)/∂image through the equilibrium, by the gradient rule of the model.
+    """Compute the gradient of the margin in the image, by the gradient rule of the model.
+
+    The margin is the logit of class k minus that of class j at the equilibrium.
 
     Args:
         model: Classifier.

@@ -37,7 +37,8 @@ class Damage(ABC):
     """A kind of damage: a measurement with additive noise.
 
     Attributes:
-        noise: Standard deviation of the noise, as a fraction of the pixel range.
+        noise: Standard deviation of the noise that `corrupt` simulates, as a fraction of the pixel
+            range. `problem_of` takes or estimates the noise of a given picture instead.
         photo_task: Name of the task in `equilibria restore`; "" if it is not offered there.
         photo_noise: Default noise of simulations on photographs.
         simulated_hole: What a simulation hides, in words; "" for damage that hides no pixels.
@@ -129,8 +130,8 @@ class Damage(ABC):
                 f"the mask must have the size of the picture, {picture.shape[3]}×"
                 f"{picture.shape[2]} pixels, got {hidden.shape[2]}×{hidden.shape[1]}"
             )
-        level = noise_level(picture) if noise is None else noise
-        return RestorationProblem(about(measurement).only_measured(picture), measurement, level)
+        noise = noise_level(picture) if noise is None else noise
+        return RestorationProblem(about(measurement).only_measured(picture), measurement, noise)
 
     def cropped(self, images: Tensor) -> Tensor:
         """Crop images to a size that the measurement supports, from the upper left corner.
@@ -347,6 +348,7 @@ class Scattering(Damage):
         tensor(True)
     """
 
+    # The name "inpaint" of the registry is `Inpainting`, which hides a window, as in the paper.
     photo_task: ClassVar[str] = "inpaint"
     simulated_hole: ClassVar[str] = "some"
 
@@ -445,7 +447,7 @@ _damages: Registry[Damage] = Registry(
     {
         "denoise": Denoising,
         "deblur": Deblurring,
-        "inpaint": Inpainting,
+        "inpaint": Inpainting,  # the task "inpaint" of photographs is `Scattering`
         "scatter": Scattering,
         "superres": SuperResolution,
         "demosaic": Demosaicing,

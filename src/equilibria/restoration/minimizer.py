@@ -1,11 +1,25 @@
 """Minimizer of the sum of a data term and a learned prior of photographs.
 
-    y* = argmin (w/2)‖Ay − x‖² + R_σ(y),  w = (σ/ν)²/λ
+    y* = argmin G(y),  G(y) = (w/2)‖Ay − x‖² + R_σ(y),  w = (σ/ν)²/λ
 
-Here ν is the noise of x, σ the noise level of the prior, λ its strength, and the eigenvalues of
-∇²R_σ are at least −`concavity` > −1. If A is the identity, the objective is strongly convex and y*
-is unique. If A loses information, y* need not be unique, and no distance to it is proven;
-`RestoredPhotos` then bounds how much lower the objective of any picture within one gray level is.
+Here x are the measured values, A is the measurement, ν the noise of x, σ the noise level of the
+prior R, and λ its strength. R is a sum of ridge functions of filtered pictures
+(`energies/ridge.py`, `opponent.py`), with −c ≼ ∇²R_σ ≼ C and c < 1 (`concavity`, `curvature`).
+`PhotoRestorer` denoises with ν and σ both λν, so that w = 1: G(y) = ½‖y − x‖² + R_{λν}(y).
+
+The minimizer is a fixed point of a gradient step (`models/restorers/photo.py`):
+
+    T(y) = y − s∇G(y),  s = min(1, 1/L),  m ≼ ∇²G ≼ L = C + w‖A‖²
+
+- If A is the identity, m = w − c. If m > 0, y* is unique and T is a contraction with q = 1 − sm.
+  Anderson's method, with a damping of 3, stops at q/(1 − q)·‖T(y) − y‖ ≤ accuracy·√n, which bounds
+  the root mean square distance of the n returned pixels to those of y*.
+- If A loses information, m = −c; if A is not linear, m = −∞. Then y* need not be unique, and no
+  distance to it is proven. Anderson's method stops where the root mean square of
+  ∇G = (y − T(y))/s is at most 0.01 σ. `RestoredPhotos` then bounds how much lower the objective of
+  any picture within one gray level is.
+
+For a large picture in tiles, the last solve uses Nesterov's method, which stores two pictures.
 """
 
 from __future__ import annotations
@@ -53,26 +67,35 @@ POWER_ITERATIONS = 10
 
 @dataclass(frozen=True)
 class ErrorBelow(StoppingCriterion):
-    """Proven √(‖T(y) − y*‖²/pixels) ≤ `level`, from ‖T(y) − y*‖ ≤ q/(1−q)·‖T(y) − y‖."""
+    """Proven root mean square distance to the minimizer y* at most `distance`.
 
-    level: float
+    ‖T(y) − y*‖ ≤ q/(1−q)·‖T(y) − y‖ for all pixels, and so for those that are returned.
+
+    Args:
+        distance: Root mean square distance of the returned pixels.
+        contraction: q.
+        numbers: Number of returned pixels, times the channels.
+    """
+
+    distance: float
     contraction: float
+    numbers: int
 
     def reached(self, iterate: Iterate) -> Tensor:
         proven = iterate.residuals.absolute * self.contraction / (1 - self.contraction)
-        return proven <= self.level * math.sqrt(iterate.image.shape[1])
+        return proven <= self.distance * math.sqrt(self.numbers)
 
 
 @dataclass(frozen=True)
 class GradientBelow(StoppingCriterion):
-    """Root mean square of ∇G at most `level`, with T(y) − y = −`length`·∇G."""
+    """Root mean square of ∇G at most `gradient`, with T(y) − y = −`length`·∇G."""
 
-    level: float
+    gradient: float
     length: float
 
     def reached(self, iterate: Iterate) -> Tensor:
         size = math.sqrt(iterate.image.shape[1])
-        return iterate.residuals.absolute <= self.length * self.level * size
+        return iterate.residuals.absolute <= self.length * self.gradient * size
 
 
 @dataclass(frozen=True)
@@ -202,7 +225,7 @@ class PhotoMinimizer(nn.Module):
         self._traced_tile: int | None = None
         self._trace: _Trace | None = None
         self.solutions: list[Solution] = []
-        """Solutions of `forward`, one per tile."""
+        """Solutions of `forward`: those of the last picture in tiles, one per tile."""
 
     def reach(self, accuracy: float) -> int:
         """Return the overlap of tiles in pixels; a heuristic without a proof.
@@ -210,7 +233,7 @@ class PhotoMinimizer(nn.Module):
         The bound on the error of the whole picture includes the effect of cut edges.
 
         Args:
-            accuracy: Not used.
+            accuracy: Not used; `answer_in_tiles` passes it to every restorer.
         """
         return 4 * self.prior.size
 
@@ -299,6 +322,7 @@ class PhotoMinimizer(nn.Module):
             self._traced_tile = len(self.solutions) + len(tiles) // 2 if trace else None
             return progress(tiles)
 
+        self.solutions, self._traced_tile, self._trace = [], None, None
         padded, operator = self.mirrored(problem.measured, problem.measurement)
         whole = RestorationProblem(padded, operator, problem.noise)
         start = answer_in_tiles(self, whole, tile, with_traced_tile)
@@ -339,8 +363,8 @@ class PhotoMinimizer(nn.Module):
             observe: Called after every iteration.
         """
         started = perf_counter()
-        layer, inputs = self.layer(padded, operator, start, low_memory=low_memory)
         edge = self.margin(operator) * self.factor
+        layer, inputs = self.layer(padded, operator, start, edge=edge, low_memory=low_memory)
 
         def inside(state: Tensor) -> Tensor:
             height, width = (size - edge for size in state.shape[2:])
@@ -359,8 +383,11 @@ class PhotoMinimizer(nn.Module):
         assert isinstance(state, Tensor)
         images, image = inside(state), cell.step(state, solution.context)
         assert isinstance(image, Tensor)
-        # (w/2)·ν² per measured value, with w = (σ/ν)²/λ.
-        counted = about(operator).counted(padded).flatten(1).sum(dim=1)
+        noise_term = None
+        if not cell.convexity > 0:
+            # (w/2)·ν² per measured value, with w = (σ/ν)²/λ.
+            counted = about(operator).counted(padded).flatten(1).sum(dim=1)
+            noise_term = 0.5 * self.level**2 / self.strength * counted
         return RestoredPhotos(
             problem=problem,
             images=images,
@@ -372,7 +399,7 @@ class PhotoMinimizer(nn.Module):
             solution=solution,
             start=start,
             cell=cell,
-            noise_term=0.5 * self.level**2 / self.strength * counted,
+            noise_term=noise_term,
             trace=None if traced is None else traced.values,
         )
 
@@ -382,17 +409,24 @@ class PhotoMinimizer(nn.Module):
         measurement: LinearOperator | Callable[[Tensor], Tensor],
         start: Tensor,
         *,
+        edge: int = 0,
         low_memory: bool = False,
     ) -> tuple[EquilibriumLayer, tuple[Tensor, Tensor]]:
-        """Return the equilibrium layer whose output is the minimizer, and its inputs.
+        """Build the equilibrium layer whose output is the restored picture, with its two inputs.
+
+        The restored picture minimizes the data term of the measurement plus the learned prior. The
+        inputs are the measured values and the prior's noise level of each picture.
 
         Args:
             measured: Measured values x.
             measurement: Measurement operator A.
             start: Start of the solve, which defines the shape of the pictures.
+            edge: Pixels at each edge that the result does not contain. `accuracy` is the distance
+                of the other pixels to those of the minimizer.
             low_memory: Use a solver that stores two pictures.
         """
         context, layout = Context(), (tuple(start.shape[1:]),)
+        # `DataFidelity` weighs by (σ/spread)² with σ the last input of the layer: this gives w.
         spread = self.noise * math.sqrt(self.strength)
         data = DataFidelity(measurement, spread, box=self.box, image_shape=layout[0])
         weight = (self.level / spread) ** 2
@@ -406,7 +440,9 @@ class PhotoMinimizer(nn.Module):
         else:
             norm, data_convexity = _norm_near(measurement, start), -math.inf
         convexity = data_convexity - concavity
-        cell = PhotoCell(data, self.prior, curvature + weight * norm**2, convexity)
+        cell = PhotoCell(
+            data, self.prior, curvature=curvature + weight * norm**2, convexity=convexity
+        )
         contraction = cell.limits.contraction
         # Converged samples stay in the batch, because a measurement may have one mask per sample.
         options: dict[str, Any] = {"max_iterations": self.max_iterations, "drop_share": 1.0}
@@ -415,7 +451,9 @@ class PhotoMinimizer(nn.Module):
             solver: Method = Anderson(memory=8, stop=stop, **options)
         else:
             # For a unique minimizer, overrelaxation needs fewer iterations.
-            stop = ErrorBelow(self.accuracy, contraction)
+            channels, height, width = layout[0]
+            returned = channels * (height - 2 * edge) * (width - 2 * edge)
+            stop = ErrorBelow(self.accuracy, contraction, returned)
             solver = Anderson(memory=10, damping=3.0, stop=stop, **options)
         if low_memory:
             solver = Accelerated(stop=stop, **options)

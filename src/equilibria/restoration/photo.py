@@ -40,8 +40,9 @@ DISCREPANCY_SIDE = 192
 class PhotoRestorer(Restorer):
     """Restorer of photographs of any size, by a learned prior R of pictures.
 
-    It minimizes (w/2)‖Ay − x‖² + R_σ(y), where x was measured of y by A with noise ν, and
-    w = (σ/ν)²/λ (`minimizer.py`). For denoising σ = λν and w = 1.
+    x was measured of y by A with noise ν. Denoising minimizes ½‖y − x‖² + R_{λν}(y). For other
+    damage the objective is (w/2)‖Ay − x‖² + R_σ(y), with w = (σ/ν)²/λ and σ the larger of ν and
+    `level` (`minimizer.py`).
 
     Args:
         prior: R; by default the learned prior of the package.
@@ -96,6 +97,7 @@ class PhotoRestorer(Restorer):
         """
         started = perf_counter()
         if (scale := problem.scale) is not None:
+            # Noise that is not Gaussian: restore values on a scale on which it is.
             inner = RestorationProblem(scale.to(problem.measured), problem.measurement, scale.noise)
             restored = self.restore(inner, progress=progress, observe=observe)
             images = scale.back(restored.images)
@@ -104,6 +106,7 @@ class PhotoRestorer(Restorer):
             )
         strength = self.strength
         if strength is None:
+            # `keeps_all`: A is the identity.
             strength = 1.0 if problem.about.keeps_all else self.discrepancy(problem)
         minimizer = self.minimizer(problem, strength)
         if minimizer.factor * max(problem.measured.shape[2:]) <= self.tile:
@@ -130,14 +133,14 @@ class PhotoRestorer(Restorer):
         noise = max(problem.noise, MIN_NOISE)
         if problem.about.keeps_all:
             check_positive_pixels(noise=noise)
-            level = noise * strength
-            if level > 1:
+            prior_noise = noise * strength
+            if prior_noise > 1:
                 raise ValueError(
                     f"strength must be at most {1 / noise:g}, so that strength times a noise of "
                     f"{noise:g} stays within the pixel range, got {strength:g}"
                 )
-            # With σ = λν as the noise of the minimizer, too, w = 1.
-            return PhotoMinimizer(self._prior, level, accuracy=self.accuracy)
+            # The minimizer gets λν in the place of both ν and σ, so that w = 1.
+            return PhotoMinimizer(self._prior, prior_noise, accuracy=self.accuracy)
         return PhotoMinimizer(
             self._prior,
             noise,

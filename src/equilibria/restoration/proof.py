@@ -23,13 +23,14 @@ class RestoredPhotos(Restored):
     """Restored photographs with bounds on their error.
 
     Args:
-        steepness: Root mean square of ∇G(y) of each image.
+        steepness: Root mean square of ∇G(y) of each image, with the mirrored edge.
         solution: Solution, with the mirrored edge.
-        start: Start of the solve.
+        start: Start of the solve, with the mirrored edge.
         cell: The map of the solve, with the objective G.
         is_scaled: Whether the solve, its trace and the bounds are those of transformed values
             (`RestorationProblem.scale`).
-        noise_term: Data term of each image if the misfit equals the norm of the noise.
+        noise_term: Data term of each image if the misfit equals the norm of the noise; None where
+            `bound` is proven.
 
     Examples:
         >>> minimizer = eq.restoration.PhotoMinimizer(eq.models.photo_prior(), noise=0.1)
@@ -44,7 +45,7 @@ class RestoredPhotos(Restored):
     solution: Solution
     start: Tensor
     cell: PhotoCell
-    noise_term: Tensor
+    noise_term: Tensor | None
     is_scaled: bool = False
 
     @property
@@ -54,12 +55,17 @@ class RestoredPhotos(Restored):
 
     @property
     def bound(self) -> Tensor | None:
-        """Proven bound on the root mean square distance to the exact minimizer y*.
+        """Proven bound on the root mean square distance of `images` to the exact minimizer y*.
 
         None if A loses information, because the objective is then not proven convex.
         """
-        # ‖∇G(y)‖/m ≥ ‖y − y*‖.
-        return self.steepness / self.cell.convexity if self.cell.convexity > 0 else None
+        if not self.cell.convexity > 0:
+            return None
+        # ‖y − y*‖ ≤ ‖∇G(y)‖/m includes the mirrored edge, which `images` does not contain.
+        state = self.solution.state
+        assert isinstance(state, Tensor)
+        solved, returned = (math.prod(pixels.shape[1:]) for pixels in (state, self.images))
+        return self.steepness / self.cell.convexity * math.sqrt(solved / returned)
 
     @cached_property
     def objective(self) -> Tensor:
@@ -92,6 +98,7 @@ class RestoredPhotos(Restored):
         objective, of = self.objective[-1], ""
         if bool((gain >= objective).any()):
             # The objective of a flat picture is about zero, and every gain is a large share of it.
+            assert self.noise_term is not None
             objective, of = objective.maximum(self.noise_term), " of the contribution of the noise"
         share = float((gain / objective).max())
         return (
@@ -103,7 +110,7 @@ class RestoredPhotos(Restored):
         """Return a bound on how much lower G is at any picture z near the result y.
 
         G(z) ≥ G(y) + ⟨∇G(y), z − y⟩ + (m/2)‖z − y‖², with m ≤ ∇²G everywhere. If A is linear, −m is
-        the concavity of the prior.
+        the concavity of the prior. Both pictures include the mirrored edge.
 
         Args:
             radius: Largest root mean square distance between z and y.

@@ -20,9 +20,9 @@ from equilibria.certificates import (
 from equilibria.data import read_pixels
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.images import images_of
+from equilibria.inference import Prediction, predict
+from equilibria.inference.prediction import answers_of
 from equilibria.report.labels import nearest_rival
-from equilibria.training import Prediction, predict
-from equilibria.training.api import answers_of
 
 TOP = 5
 """Number of most likely classes in an answer."""

@@ -134,7 +134,7 @@ class Explored:
         return model.eval()
 
     def follow(self, image: Tensor, options: Mapping[str, float], solver: str) -> dict[str, Any]:
-        """Return the steps of a solve, and the answer with its certificate.
+        """Return the iterates of a solve, and the prediction with its certificate, for the page.
 
         Args:
             image: Image in the model's format, shape (C, H, W).

@@ -1,10 +1,10 @@
-"""Per-sample bookkeeping of a solve: which rows still run, and the best image of each row.
+"""Per-row bookkeeping of a solve: which rows still run, and the best image of each row.
 
-A solver works on a `(problems, size)` buffer with one row per problem. `Rows` keeps tensors with
-one entry per row. `OneRow` keeps Python numbers; it serves a single problem (one sample, or a batch
-that is coupled to one problem) whose numbers are cheap to read. Both offer `observe`,
-`give_up_stalled`, `drop_finished` and `results`, and the attributes `running_count`, `latest` and
-`best`.
+A solver works on a `(problems, size)` buffer with one row per problem (`base.py`). `Rows` keeps
+tensors with one entry per row. `OneRow` keeps Python numbers; it serves a single problem (one
+sample, or a batch that is coupled to one problem) whose numbers are cheap to read. Both offer
+`observe`, `give_up_slow`, `drop_finished` and `results`, and the attributes `running_count`,
+`latest` and `best`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Rows:
         self.observed = self.running
         """The rows that were running in the last iteration."""
         self.mark: Tensor | None = None
-        """Best residuals at the last call of `give_up_stalled`; at first those of the start."""
+        """Best residuals at the last call of `give_up_slow`; before it, those of iteration 1."""
         self.index: Tensor | None = None
         self.dropped: Answers | None = None
         self.is_cheap = is_cheap_to_read(start)
@@ -155,11 +155,24 @@ class Rows:
     ) -> None:
         """Process one iteration: update the answers and finish rows.
 
+        The absolute residual is ‖T(y) − y‖, the relative one ‖T(y) − y‖/max(‖T(y)‖, floor) with
+        floor = ε·max(‖T(y₁)‖, ‖T(y₁) − y₁‖), y₁ the first point and ε the machine epsilon. A row
+        is bounded if its absolute residual is at most 10⁶ times the largest residual or image of
+        its first three iterations (`Scale.measure`).
+
+        - A bounded row that reached its goal ends as CONVERGED: its relative residual is at most
+          the tolerance, or the stopping criterion is met.
+        - A row that is not bounded ends as DIVERGED.
+        - With `must_fall`, a row whose absolute residual did not fall ends as OUT_OF_ITERATIONS.
+
+        The answer of a running, bounded row is replaced if its relative residual is the smallest so
+        far, or if a stopping criterion other than `RelativeResidual` says that it may stop.
+
         Args:
             problem: The problem of the rows in the batch.
             image: T(y) of every row.
             change: T(y) − y of every row.
-            must_fall: Whether to finish the rows whose residual did not fall.
+            must_fall: Whether to finish the rows whose absolute residual did not fall.
             read: Whether to read the number of running rows, which synchronizes with a GPU.
         """
         residuals = self.scale.measure(image, change, problem.rounding)
@@ -205,7 +218,7 @@ class Rows:
     def _count(self) -> None:
         self.running_count, self.is_count_current = int(self.running.sum()), True
 
-    def give_up_stalled(self, tolerance: float, periods: float) -> None:
+    def give_up_slow(self, tolerance: float, periods: float) -> None:
         """Finish the rows whose best residual r has fallen too little since the last call.
 
         A row goes on if r ≤ r_last·min(0.9, (tolerance/r)^{1/(2·periods)}). The status of the other
@@ -219,10 +232,10 @@ class Rows:
         pace = (tolerance / residual).pow(1 / (MAX_SPEED_UP * periods))
         pace = pace.clamp_max(MIN_RESIDUAL_REDUCTION)
         before = residual if self.mark is None else self.mark
-        stalled = self.running & ~(residual <= pace * before)
+        slow = self.running & ~(residual <= pace * before)
         self.mark = residual
-        self._end(stalled)
-        self.running = self.running & ~stalled
+        self._end(slow)
+        self.running = self.running & ~slow
         self._count()
 
     def drop_finished(self, share: float) -> Tensor | None:
@@ -258,15 +271,20 @@ class Rows:
 
 
 class OneRow:
-    """Bookkeeping of a single problem, in Python numbers; the rules are those of `Rows`."""
+    """Best state, residuals and status of a single problem during a solve, as Python numbers.
+
+    The rules for convergence, stalling and divergence are those of `Rows`, which tracks a batch.
+    """
 
     def __init__(self, start: Tensor, tolerance: float, warm_up: int) -> None:
         self.best = start
         self.tolerance = tolerance
         self.iteration = warm_up
         self.precision = torch.finfo(start.dtype)
-        self.limit = self.floor = 0.0
-        """Residual above which the solve has diverged, and smallest size to divide by."""
+        self.limit = 0.0
+        """Absolute residual above which the solve has diverged."""
+        self.floor = 0.0
+        """Smallest size to divide by in the relative residual."""
         self.measured = 0
         self.residual = self.absolute = math.inf
         """Relative and absolute residual of the best image."""
@@ -327,7 +345,7 @@ class OneRow:
         self.measured += 1
         return absolute <= self.limit
 
-    def give_up_stalled(self, tolerance: float, periods: float) -> None:
+    def give_up_slow(self, tolerance: float, periods: float) -> None:
         """Finish the solve if its best residual has fallen too little; see `Rows`."""
         if self.is_running:
             pace = (tolerance / self.residual) ** (1 / (MAX_SPEED_UP * periods))

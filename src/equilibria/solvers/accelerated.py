@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equilibria.solvers.base import Memory, Solver
+from equilibria.solvers.problem import FixedPointProblem
 
 
 @dataclass
@@ -62,9 +63,8 @@ class Accelerated(Solver[NesterovMemory]):
 
     drop_share: float = 0.25
 
-    @property
-    def steady(self) -> bool:
-        return False
+    def starts_steady(self, problem: FixedPointProblem) -> bool:
+        return True  # the first step has no momentum
 
     def begin(self, start: Tensor) -> NesterovMemory:
         age = torch.zeros(start.shape[0], dtype=torch.int64, device=start.device)

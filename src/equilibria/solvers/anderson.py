@@ -15,6 +15,7 @@ from equilibria.registry import (
 )
 from equilibria.solvers._cpu import Scratch, is_cheap_to_read
 from equilibria.solvers.base import Memory, Solver
+from equilibria.solvers.problem import FixedPointProblem
 
 
 @dataclass
@@ -131,9 +132,10 @@ class Anderson(Solver[History]):
         check_not_negative(ridge=self.ridge)
         check_above_one(restart_growth=self.restart_growth)
 
-    @property
-    def steady(self) -> bool:
-        return self.damping <= 1
+    def starts_steady(self, problem: FixedPointProblem) -> bool:
+        # The first step is damped. A monotone map is a proximal gradient step: the composition of
+        # two firmly nonexpansive maps, so y ↦ y + d(T(y) − y) is nonexpansive for d ≤ 3/2.
+        return self.damping <= 1 or (problem.monotone and self.damping < 1.5)
 
     def begin(self, start: Tensor) -> History:
         rows, size = start.shape

@@ -10,6 +10,7 @@ from torch import Tensor
 from equilibria.registry import check_above_one, check_at_least_one, check_not_negative
 from equilibria.solvers._cpu import Scratch
 from equilibria.solvers.base import Memory, Solver
+from equilibria.solvers.problem import FixedPointProblem
 
 
 @dataclass
@@ -66,6 +67,9 @@ class AndersonTypeOne(Solver[StepDifferences]):
         if not self.cap > 0:  # infinity sets no limit
             raise ValueError(f"cap must be positive, got {self.cap}")
         check_above_one(restart_growth=self.restart_growth)
+
+    def starts_steady(self, problem: FixedPointProblem) -> bool:
+        return True  # the first step is plain
 
     def begin(self, start: Tensor) -> StepDifferences:
         rows, size = start.shape

@@ -116,6 +116,12 @@ class Auto(Anderson):
     def patience_with(self, problem: FixedPointProblem) -> int | None:
         return PATIENCE if self._may_descend(problem) else self.patience
 
+    def is_steady_at(self, iteration: int, problem: FixedPointProblem) -> bool:
+        # On linear contracting maps, the residual of Anderson's method falls in every iteration. A
+        # sample that is given up wrongly, because the map is not linear, only descends too early.
+        may_be_wrong = self._may_descend(problem) and self.damping <= 1
+        return super().is_steady_at(iteration, problem) or (iteration > 2 and may_be_wrong)
+
     def _may_descend(self, problem: FixedPointProblem) -> bool:
         enabled = self.max_iterations >= MIN_DESCENT_ITERATIONS and self.patience is None
         return enabled and problem.potential is not None

@@ -1,4 +1,20 @@
-"""Base class of solvers that iterate a map, with the loop that all of them share."""
+"""Base class of solvers that iterate a map, with the loop that all of them share.
+
+A solve looks for y = T(y), where T is the step of a cell. The state is packed into a buffer of
+shape (problems, size), with one row per problem: a sample, or a whole batch if its samples are
+coupled. `point` is y, `image` is T(y), `change` is T(y) − y. T is evaluated once before iteration 1
+and then at the end of each iteration, which is:
+
+1. Compute T(y) − y at the point whose image is known.
+2. Observe it (`_rows.py`): compute the residuals, store the image of each row whose residual is
+   its smallest so far, and finish rows that converged, diverged, or cannot contract.
+3. Record the trace. Every `patience` iterations, give up rows that are too slow.
+4. Stop at `max_iterations`, or if no row runs.
+5. Propose the next point (`propose`), which is all that differs between solvers.
+6. Drop finished rows from the batch, and evaluate T at the next point.
+
+The result of a row is T(y) for its best point y, with the residual at that y.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +73,10 @@ class Solver(Method, Generic[M]):
             products whether each converged sample is a minimum, and descend if it is not. Without
             the test such a sample has `Status.STATIONARY`.
         patience: Every `patience` iterations, give up samples whose residual has fallen too little
-            to reach the tolerance in time. Before the first of these checks, also give up samples
-            whose residual does not fall: in the second iteration, which evaluates a plain step, and
-            in each iteration if the solver is `steady`. The map does not contract
-            there. Their status is OUT_OF_ITERATIONS. None never gives up.
+            to reach the tolerance in time; `tolerance` sets this pace even with `stop`. Before the
+            first of these checks, also give up samples whose residual ‖T(y) − y‖ does not fall in
+            an iteration in which that of a contracting map must (`is_steady_at`). Their status is
+            OUT_OF_ITERATIONS. None never gives up.
         check_every: Number of iterations between two host synchronizations, which count the
             running samples. The results do not depend on it, but finished samples are evaluated
             until the next synchronization. Values above 1 help where reading stalls the device.
@@ -97,18 +113,39 @@ class Solver(Method, Generic[M]):
 
         Args:
             memory: Memory returned by `begin`, updated in place.
-            point: Last point y, shape (problems, size).
-            image: T(y), shape (problems, size).
+            point: Last point y, shape (problems, size); must not be modified.
+            image: T(y), shape (problems, size); must not be modified, because it may be stored as
+                the result.
             change: T(y) − y, shape (problems, size).
         """
 
     @property
     def steady(self) -> bool:
-        """Whether ‖T(y) − y‖ falls in every step of a contracting map, up to second-order terms.
+        """Whether ‖T(y) − y‖ falls in every step of a contracting map.
 
-        False for steps that extrapolate, such as those of `Accelerated`.
+        Contracting means ‖T(y) − T(z)‖ ≤ q‖y − z‖ with q < 1. True for plain steps y ← T(y) and
+        damped ones y ← y + d(T(y) − y), 0 < d ≤ 1. False unless a subclass says otherwise.
         """
-        return True
+        return False
+
+    def starts_steady(self, problem: FixedPointProblem) -> bool:
+        """Whether ‖T(y) − y‖ falls in the first step of a contracting map.
+
+        Args:
+            problem: Problem to solve; it may state more about the map.
+        """
+        return self.steady
+
+    def is_steady_at(self, iteration: int, problem: FixedPointProblem) -> bool:
+        """Whether ‖T(y) − y‖ must be less than in the iteration before, if the map contracts.
+
+        Args:
+            iteration: Number of the iteration, from 1. Iteration 2 evaluates the first step.
+            problem: Problem to solve.
+        """
+        if iteration == 2:
+            return self.starts_steady(problem)
+        return iteration > 2 and self.steady
 
     def patience_with(self, problem: FixedPointProblem) -> int | None:
         """Return the patience for `problem`; a subclass with a fallback method may lower it.
@@ -128,13 +165,15 @@ class Solver(Method, Generic[M]):
             trace: True records the residuals of all iterations, "states" also the states.
 
         Returns:
-            State, status and residual of every sample.
+            T(y) at the best point y of every sample, with its status and the residual at y.
         """
-        criterion = self.criterion
+        criterion = self.criterion  # `stop`, or the relative residual with `tolerance`
         if notes := criterion.notes():
             problem = problem.in_context(problem.context.with_sample(**notes))
+        # Plain steps y ← T(y), as long as the cell renews its context.
         problem, point, warm_up = self.warm_up(problem)
         image = problem.evaluate(point) if point.shape[0] else point
+        # Rows whose squares would overflow or underflow are divided by a power of two.
         problem, point, image = problem.in_own_units(point, image)
         trace = trace or problem.trace
         recorder = Recorder(problem, states=trace == "states") if trace else None
@@ -156,7 +195,7 @@ class Solver(Method, Generic[M]):
                 current,
                 image,
                 change,
-                must_fall=1 < iteration < (patience or 0) and (iteration == 2 or self.steady),
+                must_fall=iteration < (patience or 0) and self.is_steady_at(iteration, problem),
                 read=iteration % self.check_every == 0 or iteration == self.max_iterations,
             )
             if recorder is not None:
@@ -168,7 +207,7 @@ class Solver(Method, Generic[M]):
                 and rows.running_count
                 and iteration % patience == 0
             ):
-                rows.give_up_stalled(self.tolerance, remaining / patience)
+                rows.give_up_slow(self.tolerance, remaining / patience)
             if not remaining or not rows.running_count:
                 break
             point = propose(memory, point, image, change)

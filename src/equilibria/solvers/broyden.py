@@ -10,6 +10,7 @@ from torch import Tensor
 from equilibria.registry import check_above_one, check_at_least_one
 from equilibria.solvers._cpu import Scratch
 from equilibria.solvers.base import Memory, Solver
+from equilibria.solvers.problem import FixedPointProblem
 
 
 @dataclass
@@ -60,6 +61,9 @@ class Broyden(Solver[InverseJacobian]):
         super().__post_init__()
         check_at_least_one(rank=self.rank)
         check_above_one(restart_growth=self.restart_growth)
+
+    def starts_steady(self, problem: FixedPointProblem) -> bool:
+        return True  # the first step is plain
 
     def begin(self, start: Tensor) -> InverseJacobian:
         rows, size = start.shape

@@ -23,6 +23,10 @@ from torch import Tensor
 MAX_PLAIN_STEPS = 24
 """Plain steps continue while every row is expected to converge within this many iterations."""
 
+MAX_GROWTH = 1e3
+"""Rows whose norm exceeds that of the first three iterations by this factor have failed: far away,
+the relative residual of a diverging map is small, too."""
+
 SMALLEST_NORM = 1e-12
 """Rows with a smaller norm of T(y) count as failed, because float32 squares underflow near it."""
 
@@ -137,6 +141,7 @@ class GraphIteration:
             torch.full_like(number, torch.inf),
             torch.full_like(number, torch.inf),
             torch.zeros_like(number, dtype=torch.int64),
+            torch.zeros_like(number),
         )
         scales = () if scale is None else (scale,)
         point = start
@@ -144,13 +149,14 @@ class GraphIteration:
             progress, point = plain_steps(self, evaluate, progress, point, constants, scales, loop)
         if self.memory > 1:
             progress, point = mixed_steps(self, evaluate, progress, point, constants, scales, loop)
-        _, _, converged, residual, absolute, iterations = progress
+        _, _, converged, residual, absolute, iterations, _ = progress
         return GraphResult(point, converged, residual, absolute, iterations)
 
 
-PROGRESS = 6
+PROGRESS = 7
 """Number of variables that `_observed` updates: the count of iterations, which rows are running and
-which have converged, relative and absolute residuals, and the iterations of each row."""
+which have converged, relative and absolute residuals, the iterations of each row, and its largest
+norm in the first iterations."""
 
 
 def _observed(
@@ -161,25 +167,26 @@ def _observed(
     scales: Variables,
 ) -> Variables:
     """Return the progress after one iteration."""
-    count, running, converged, residual, absolute, iterations = progress
+    count, running, converged, residual, absolute, iterations, first_size = progress
     change_norm = torch.linalg.vector_norm(change, dim=1)
     size = torch.linalg.vector_norm(image, dim=1)
     relative = change_norm / (scales[0] if scales else size)
     exact = change_norm == 0
-    if scales:
-        sound = scales[0] > 0
-        reached = (relative <= settings.tolerance) & sound
-    else:
-        reached = (relative <= settings.tolerance) & (size > SMALLEST_NORM)
-    reached = running & (reached | exact)
+    first_size = torch.where(count < 3, torch.maximum(first_size, size), first_size)
+    sound = torch.isfinite(change_norm) & (size <= MAX_GROWTH * first_size)
+    reached = relative <= settings.tolerance
+    if not scales:
+        reached = reached & (size > SMALLEST_NORM)
+    reached = running & sound & (reached | exact)
     relative = torch.where(exact, 0.0, relative)
     return (
         count + 1,
-        running & ~reached & torch.isfinite(change_norm),
+        running & ~reached & sound,
         converged | reached,
         torch.where(running, relative, residual),
         torch.where(running, change_norm, absolute),
         iterations + running,
+        first_size,
     )
 
 

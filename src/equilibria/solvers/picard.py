@@ -18,8 +18,9 @@ class Picard(Solver[Memory]):
 
     The OptEq, MOptEqs and GEQ papers use it. It converges at the rate of the contraction, so prefer
     `Accelerated` or `Anderson` for contraction factors near 1. For a layer defined by an energy
-    E(y; x) with ‖∇²E‖ ≤ 1, each iteration is a proximal gradient step of length 1 on the layer's
-    objective 1ᵀf(y) + ½‖y‖² + E(y; x), so the objective falls in every iteration.
+    E(y; x) with ‖∇²E‖ ≤ 1 and an activation σ = prox_f, each iteration is a proximal gradient step
+    of length 1 on the layer's objective 1ᵀf(y) + ½‖y‖² + E(y; x), so the objective falls in every
+    iteration.
 
     Args:
         damping: Step size in (0, 1]; 1 is the plain iteration.
@@ -38,6 +39,10 @@ class Picard(Solver[Memory]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share(damping=self.damping)
+
+    @property
+    def steady(self) -> bool:
+        return True
 
     def begin(self, start: Tensor) -> Memory:
         return Memory()

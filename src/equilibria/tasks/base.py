@@ -29,7 +29,7 @@ class Task(ABC):
     and `score`.
 
     Attributes:
-        score: Name of the figure by which models are ranked; larger is better.
+        score: Name of the measure by which models are ranked, a key of `figures`; larger is better.
         names_classes: Whether models predict classes of images or pixels.
         draws_pictures: Whether models output pictures with pixels in [0, 1].
         starts_at_zero: Whether the task sets the start of every solve, so that warm starts of the
@@ -82,7 +82,7 @@ class Task(ABC):
         return self.training_step(model, inputs, targets)
 
     def figures(self, outcome: Outcome) -> dict[str, float | None]:
-        """Return all measures except the loss, by name.
+        """Return all measures of the model except the loss, by name.
 
         Args:
             outcome: Outcome of all batches.
@@ -104,7 +104,7 @@ class Task(ABC):
             gather: Concatenates vectors of all processes, if each evaluates a part of the batches.
 
         Returns:
-            Loss, score and figures of all samples.
+            Loss, score and other measures over all samples.
 
         Raises:
             ValueError: If the batches are empty.

@@ -21,10 +21,10 @@ from equilibria.tasks.evaluation import Outcome
 class CertifiedClassification(Classification):
     """Classification by the cross-entropy of the worst logits within a distance `eps`.
 
-    If L_kj is a Lipschitz constant of the margin w_k − w_j in the pixels (in L2), the logits of any
-    image within ε of x are at worst w_j + εL_kj for the class k of x. The loss is the cross-entropy
-    of these logits times `temperature`; it rewards a certified radius of ε. The model provides the
-    Lipschitz constants as `margin_slopes`, as reflection networks do.
+    With w the logits, and L_kj a Lipschitz constant of the margin w_k − w_j in the pixels (in L2),
+    the logits of any image within ε of x are at worst w_j + εL_kj for the class k of x. The loss is
+    the cross-entropy of these logits times `temperature`; it rewards a certified radius of ε. The
+    model provides the Lipschitz constants as `margin_slopes`, as reflection networks do.
 
     Args:
         label_smoothing: Weight of the uniform distribution in the targets of training.

@@ -91,10 +91,12 @@ class Classification(Task):
 
 @dataclass(frozen=True)
 class BranchClassification(Classification):
-    """Classification by cross-entropy + γ(λD − H) over the branches of a POptEqs or MOptEqs model.
+    """Classification with a penalty on the features of a POptEqs or MOptEqs model's branches.
 
-    This is the augmented loss of Li et al., Section 3.2, which they compare with HH&D in the hidden
-    objective. It has no lower bound: a large γ makes the features of the branches diverge.
+    The penalty γ(λD − H) is added to the cross-entropy; H is the heritage of neighboring branches
+    and D their diversity. This is the augmented loss of Li et al. (MOptEqs), Section 3.2, which
+    they compare with heritage and diversity in the hidden objective. It has no lower bound: a large
+    γ makes the features of the branches diverge.
 
     Args:
         label_smoothing: Weight of the uniform distribution in the targets of training.
@@ -141,10 +143,12 @@ def _step(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Outc
 
 @dataclass(frozen=True)
 class AdversarialClassification(Task):
-    """Adversarial training: minimize Σᵢ max_{‖δᵢ‖ ≤ eps} ℓ(h(xᵢ + δᵢ), yᵢ) (JIIO Eq. 25).
+    """Adversarial training of a classifier: minimize the loss of the worst images within `eps`.
 
-    A training step attacks the images of the batch (`attack`) and minimizes the cross-entropy of
-    the adversarial images, with the gradient of Eq. 19 by the layer's gradient rule.
+    The objective is Σᵢ max_{‖δᵢ‖ ≤ eps} ℓ(h(xᵢ + δᵢ), yᵢ) (JIIO Eq. 25) with the classifier h,
+    images xᵢ, labels yᵢ, perturbations δᵢ and the loss ℓ. A training step attacks the images of the
+    batch (`attack`) and minimizes the cross-entropy of the adversarial images, with the gradient of
+    Eq. 19 by the layer's gradient rule.
 
     Args:
         eps: Largest norm of a perturbation; pixels are in [0, 1].

@@ -104,13 +104,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class SolveStatistics:
-    """Statistics of solves, one entry per problem.
+    """Statistics of solves, one entry per problem: a sample, or a batch that is solved as a whole.
 
     For models without an equilibrium there are no entries, and all summary values are None.
 
     Attributes:
         iterations: Number of iterations of each problem.
-        residuals: Relative residual ‖T(y) − y‖/‖T(y)‖ of each problem.
+        residuals: Relative residual ‖T(y) − y‖/‖T(y)‖ of each problem, y its state and T the map.
         converged: Whether each problem converged.
 
     Examples:
@@ -167,7 +167,7 @@ class Evaluation:
     Attributes:
         loss: Mean loss.
         accuracy: Fraction of correct predictions; None if the task does not count them.
-        score: Figure by which models are ranked; larger is better.
+        score: Measure by which models are ranked; larger is better.
         samples: Number of counted samples.
         correct: Number of correct predictions; None if the task does not count them.
         figures: All measures by name, except the loss and those of the solver.

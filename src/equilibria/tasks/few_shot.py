@@ -155,7 +155,7 @@ def answers(logits: Tensor, episodes: EpisodeBatch) -> Outcome:
 
 @dataclass(frozen=True)
 class FewShot(EpisodicTask):
-    """Few-shot learning by JIIO: the loss of the queries at an optimal task vector x* (Eq. 29).
+    """Few-shot learning by JIIO: the loss of the queries at an optimal task vector (Eq. 29).
 
     The inner problem is to minimize Σ cross-entropy(support | x) + ridge/2 ‖x‖² over one x per
     episode, from x = 0, together with the equilibria of its images (`optimize_input`).

@@ -37,11 +37,12 @@ def picture_psnr(images: Tensor, originals: Tensor) -> Tensor:
 
 
 def frechet_distance(features: Tensor, references: Tensor) -> float:
-    """Return ‖m₁ − m₂‖² + tr(C₁ + C₂ − 2 (C₁C₂)^½) of Gaussians fitted to two sets of rows.
+    """Return the squared Fréchet distance between Gaussians fitted to two sets of rows.
 
-    This is the FID of Heusel et al. (2017) if the rows are features of images. It is finite even if
-    the covariances are singular. It decreases with the number of rows, so compare only distances
-    with equally many.
+    It is ‖m₁ − m₂‖² + tr(C₁ + C₂ − 2 (C₁C₂)^½) with the means m and covariances C of the sets, the
+    FID of Heusel et al. (2017) if the rows are features of images. It is finite even if the
+    covariances are singular. It decreases with the number of rows, so compare only distances with
+    equally many.
     """
     for rows in (features, references):
         if rows.dim() != 2 or len(rows) < 2:
@@ -100,7 +101,15 @@ class FeatureNetwork(nn.Module):
 
     @torch.no_grad()
     def features(self, images: Tensor, *, batch: int = 256) -> Tensor:
-        """Return the features of images, shape (B, 64)."""
+        """Return the features of images, from which a Fréchet distance is computed.
+
+        Args:
+            images: Images, shape (B, C, H, W).
+            batch: Number of images that are processed at once.
+
+        Returns:
+            Inputs of the last, linear layer, shape (B, 64).
+        """
         return torch.cat([self._features(part) for part in torch.split(images, batch)])
 
     def _features(self, images: Tensor) -> Tensor:

@@ -35,7 +35,9 @@ def _errors(images: Tensor, originals: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Autoencoding(Task):
-    """Training of an autoencoder: minimize ‖y − D(x)‖² with x from the encoder, plus a penalty.
+    """Training of an autoencoder: reconstruct images y from the encoder's latents x.
+
+    The loss is ‖y − D(x)‖² with the decoder D, plus a penalty.
 
     Args:
         kind: "vae" draws x and adds `kl_weight` · KL(q(x | y) ‖ N(0, I)) (Kingma and Welling,
@@ -117,27 +119,31 @@ class Autoencoding(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction(LatentSearch, Task):
-    """Training of a decoder: minimize Σ min_x ‖y − D(x)‖² + ridge ‖x‖² (JIIO Eq. 20).
+    """Training of a decoder D without an encoder: a search finds the latent x of each image y.
 
-    A training step finds the latents, starting at zero, and differentiates the optimal value
-    (Eq. 19).
+    The search minimizes ‖y − D(x)‖² + ridge · ‖x‖² over x, from x = 0, jointly with the decoder's
+    equilibrium. The training loss is the minimum (Eq. 20 of "Joint inference and input
+    optimization", JIIO), and its gradient in the weights is that of the envelope theorem (Eq. 19).
 
     Args:
         engine: As in `LatentSearch`.
-        iterations: Largest number of steps of x in training; 40 in the paper.
+        iterations: Largest number of search steps per image in training; 40 in the paper.
         ridge: Weight of ‖x‖². It is not in the paper; it keeps the scale of the latents, and thus
             the step size of the search, constant.
         sweeps: As in `LatentSearch`.
         step_size: As in `LatentSearch`.
         tolerance: As in `LatentSearch`.
-        evaluation_iterations: Largest number of steps of x in evaluations; 100 in the paper.
+        evaluation_iterations: Largest number of search steps per image in evaluations; 100 in the
+            paper.
         check_tolerance: Tolerance to which the equilibrium and its adjoint are solved again at the
             latents found, before the loss and its gradient are computed.
         latent_noise: Train the decoder at x + noise, as a VAE does, with this standard deviation
             relative to the root mean square of the batch's latents. Nearby latents then decode to
             similar images.
         density: Density of latents from which new images are drawn, a name or a mapping with
-            options. The paper uses {name: vae-gmm, hidden: 2096, codes: 384, components: 20}.
+            options. The paper uses {name: vae-gmm, hidden: 2096, codes: 384, components: 20}: a VAE
+            with hidden layers of 2096 units and codes of length 384, which have a mixture of 20
+            Gaussians.
 
     Examples:
         >>> from equilibria.models.generators.decoders import opteq_decoder
@@ -256,9 +262,10 @@ class ImageRestoration(LatentSearch, Task):
     """Training to restore images with one kind of damage.
 
     A generator with an equilibrium layer is trained through the inner problem (JIIO Eq. 24): JIIO
-    finds the latents that fit ŷ best, and the loss is ‖y − h(z*)‖² there. A model that sets
-    `takes_measurement` is called with (ŷ, A), any other model with the picture of ŷ (Eq. 23).
-    Pixels are in [0, 1].
+    finds the latents that fit the damaged image ŷ best, and the loss is ‖y − h(z*)‖² there, with
+    the original y and the image h(z*) decoded from the equilibrium z*. A model that sets
+    `takes_measurement` is called with ŷ and the measurement operator A, any other model with the
+    picture of ŷ (Eq. 23). Pixels are in [0, 1].
 
     Args:
         engine: Engine of the inner problem. Decoders train faster with "anderson" than with

@@ -53,13 +53,13 @@ class WeightAdaptation(EpisodicTask):
 
     @abstractmethod
     def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> nn.Module:
-        """Return a copy of the model after steps on labelled images.
+        """Return a copy of the model whose weights are trained on an episode's labelled images.
 
         Args:
             model: The model; it is not changed.
-            images: Images, shape (N, C, H, W).
-            labels: Labels, shape (N,).
-            steps: Number of steps.
+            images: Images to train on, shape (N, C, H, W).
+            labels: Their labels, shape (N,).
+            steps: Number of gradient steps.
         """
 
     @torch.enable_grad()
@@ -73,7 +73,9 @@ class WeightAdaptation(EpisodicTask):
         proximal: float = 0.0,
         create_graph: bool = False,
     ) -> nn.Module:
-        """Iterate φ ← φ − rate (∇L(φ) + proximal (φ − θ)) from the weights θ of the model.
+        """Train a copy of the model by gradient descent φ ← φ − rate (∇L(φ) + proximal (φ − θ)).
+
+        L is the cross-entropy of the images, and φ starts at the weights θ of the model.
 
         Args:
             model: The model; it is not changed.
@@ -173,11 +175,12 @@ class MAML(WeightAdaptation):
 
 @dataclass(frozen=True)
 class Reptile(WeightAdaptation):
-    """Reptile: θ ← θ + ε mean(θ′ − θ), with θ′ from steps on all images of an episode.
+    """Reptile: move the model's weights θ towards weights θ′ trained on single episodes.
 
-    The loss has the gradient θ − θ′, so SGD with learning rate ε and without momentum, weight decay
-    and clipping takes exactly this step. The value of the loss is that of the queries, which are
-    part of the training images. In evaluations the steps use the support only.
+    A step is θ ← θ + ε mean(θ′ − θ), with θ′ from gradient steps on all images of an episode. The
+    loss has the gradient θ − θ′, so SGD with learning rate ε and without momentum, weight decay and
+    clipping takes exactly this step. The value of the loss is that of the queries, which are part
+    of the training images. In evaluations the steps use the support only.
 
     Args:
         inner_steps: Number of steps on an episode in training.
@@ -218,7 +221,10 @@ class Reptile(WeightAdaptation):
         return with_gradient(model, answers(torch.stack(rows), episodes), moves)
 
     def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> nn.Module:
-        """Return a copy of the model with the weights θ′, not differentiable in θ."""
+        """Return a copy of the model with weights trained on an episode's images.
+
+        They are not differentiable in the weights of the model.
+        """
         leaves = [weight.detach().clone().requires_grad_() for weight in trained_weights(model)]
         adapted = with_weights(model, leaves)
         optimizer: torch.optim.Optimizer = torch.optim.SGD(leaves, lr=self.inner_rate)
@@ -245,11 +251,12 @@ def _batches(samples: int, size: int, steps: int) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class IMAML(WeightAdaptation):
-    """iMAML: minimize the loss of the queries at φ* = argmin L(φ) + λ/2 ‖φ − θ‖² on the support.
+    """iMAML: minimize the loss of the queries at weights φ* that stay near the model's weights θ.
 
-    The gradient in θ is (I + H/λ)⁻¹ ∇L_query, with H the Hessian of the support's loss at φ*. The
-    linear system is solved by conjugate gradients (Algorithm 2), which stop early if it is
-    indefinite.
+    On the support of an episode, φ* minimizes L(φ) + λ/2 ‖φ − θ‖², L the loss of the support. The
+    gradient in θ is (I + H/λ)⁻¹ ∇L_query, with H the Hessian of L at φ* and L_query the loss of the
+    queries. The linear system is solved by conjugate gradients (Algorithm 2), which stop early if
+    it is indefinite.
 
     Args:
         inner_steps: Number of gradient steps on the inner problem in training.

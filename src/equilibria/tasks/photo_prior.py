@@ -21,9 +21,10 @@ ERROR_FLOOR = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoPriorTask(Task):
-    """Training of a denoiser: maximize the mean PSNR of y*(x, σ) for x = y + noise.
+    """Training of a denoiser: maximize the mean PSNR of restored photographs.
 
-    The images y are random patches of photographs. The model is called with (x, σ), or with x only.
+    Noise of level σ is added to random patches of photographs. The model is called with the noisy
+    patches and σ, or with the patches only.
 
     Args:
         patch: Side of a patch in pixels. One patch is cut from each photograph at a random

@@ -1,14 +1,6 @@
 """Training of models: one call that does everything, and its parts."""
 
-from equilibria.training.api import (
-    ClassMap,
-    Prediction,
-    evaluate,
-    load,
-    predict,
-    predictions,
-    train,
-)
+from equilibria.training.api import train
 from equilibria.training.checkpoints import CheckpointWarning
 from equilibria.training.distributed import ProcessLostError
 from equilibria.training.files import DamagedFileError, load_weights, save_weights
@@ -23,27 +15,21 @@ from equilibria.training.tuning import tune
 
 __all__ = [
     "CheckpointWarning",
-    "ClassMap",
     "DamagedFileError",
     "EpochMetrics",
     "ModelSizeError",
     "NonFiniteError",
-    "Prediction",
     "ProcessLostError",
     "Recipe",
     "RecipeError",
     "RunError",
     "RunFolder",
     "TrainingSettings",
-    "evaluate",
     "fit",
     "list_recipes",
-    "load",
     "load_recipe",
     "load_weights",
     "pack",
-    "predict",
-    "predictions",
     "save_weights",
     "size_limit",
     "train",

@@ -54,7 +54,7 @@ def pack(run: RecipeModel, path: Path, *, latents: Tensor | None = None, **card:
         run: The run.
         path: File to write (safetensors).
         latents: For a generator, latents of training images, to which `generate` fits a density.
-        card: Further facts to store, such as measured figures.
+        card: Further facts to store, such as measured accuracies.
 
     Examples:
         >>> from pathlib import Path

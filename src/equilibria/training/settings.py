@@ -55,8 +55,8 @@ class TrainingSettings:
         warm_start: Whether the solve of each sample starts at its equilibrium of the previous
             epoch. This keeps the state of every sample in memory, and helps little if augmentation
             moves pixels.
-        jacobian_weight: Weight of the penalty ‖J‖²_F ÷ size in the loss, with J = ∂T/∂y; 0 omits
-            it.
+        jacobian_weight: Weight of the penalty ‖J‖²_F ÷ size of the state in the loss, with the
+            Jacobian J = ∂T/∂y of the layer's map T in the state y; 0 omits it.
         jacobian_at: State at which J is taken: "equilibrium", or "iterate" for a random one of the
             first 12 iterates. If a step searches over inputs (JIIO), "iterate" is a random iterate
             of the search.

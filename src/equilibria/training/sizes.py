@@ -106,7 +106,7 @@ def check_model_size(name: str, options: Mapping[str, Any], sample: Sequence[int
     for option, value in options.items():
         if option not in SOLVING:
             _check_option(name, option, value, limit)
-    counted = _Counted(name, limit)
+    counted = _OperationCounter(name, limit)
     # Building the model later must draw the same initial weights, and will give the warnings.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -172,7 +172,7 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counter of operations, which also records the size of the largest activation."""
 
     def __init__(self, name: str, limit: float) -> None:

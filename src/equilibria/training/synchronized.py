@@ -130,7 +130,7 @@ class SharedBatchWarning(UserWarning):
 
 @contextmanager
 def synchronized_batches(model: nn.Module, processes: Processes) -> Iterator[None]:
-    """Synchronize batch norms and GEQ's γ between processes; warn about what stays local.
+    """Synchronize batch norms and GEQ's kernel scale γ between processes; warn about the rest.
 
     Processes evaluate the map of a solve a different number of times, so that statistics inside a
     solve cannot be synchronized.

@@ -65,7 +65,7 @@ class Measurement:
         backward_converged: Whether the backward solve converged; True if the rule has none.
         cosine: Cosine between the gradient of all parameters and the exact one; NaN if one of them
             is zero or not finite.
-        relative_error: ‖gradient − exact‖/‖exact‖.
+        relative_error: ‖gradient − exact‖/‖exact‖, with the exact gradient of all parameters.
     """
 
     setting: Solving

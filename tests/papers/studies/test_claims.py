@@ -250,7 +250,11 @@ def test_study_is_written_and_continues_from_kept_runs(
     )
     monkeypatch.setattr(comparing, "QUICK", SHORT)
     study = Study(
-        "plain", claims.paper, claims.title, comparing.Settings, partial(carry_out, claims)
+        "plain",
+        claims.paper,
+        claims.title,
+        comparing.ComparisonSettings,
+        partial(carry_out, claims),
     )
     settings = study.configure(quick=True, seeds=2)
     result = study.carry_out(settings, Work(tmp_path))

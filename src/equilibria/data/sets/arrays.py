@@ -116,7 +116,7 @@ def load_cifar100(
         subclasses: With coarse labels, "known" excludes the last of the five classes of every group
             (in the order of their names). "unseen" has only these, with all their images in the
             test part.
-        about: Fields of the data set.
+        about: Fields of `DataSet` that the files do not contain, such as its name.
     """
     if labels not in CIFAR100_CLASSES:
         raise ValueError(f"labels must be 'fine' (100 classes) or 'coarse' (20), got {labels!r}")
@@ -170,13 +170,13 @@ def load_cifar10_c(
     severity: int | None = None,
     about: dict[str, Any],
 ) -> DataSet:
-    """Load CIFAR-10-C; the training part is empty.
+    """Load the test images of CIFAR-10-C with one corruption; the training part is empty.
 
     Args:
         folder: Folder of the files.
-        corruption: One of the nineteen corruptions.
-        severity: Severity, 1 to 5; None for all five.
-        about: Fields of the data set.
+        corruption: Name of one of the nineteen corruptions; required.
+        severity: Severity, 1 to 5; None for the images of all five.
+        about: Fields of `DataSet` that the files do not contain, such as its name and class names.
     """
     known = (*CORRUPTIONS, *EXTRA_CORRUPTIONS)
     if corruption not in known:

@@ -43,7 +43,7 @@ def load_class_folders(
         threads: Number of threads that decode images.
         classes: Expected number of classes.
         names: Class names by folder; by default the names of the folders.
-        about: Fields of the data set.
+        about: Fields of `DataSet` that the files do not contain, such as its name.
     """
     framing = Framing.make(size, resize)
     folders = [entry.name for entry in list_folders(folder / "train")]
@@ -165,7 +165,7 @@ def load_streets(
         images: Glob pattern of the image files, with the placeholder `{part}`.
         maps: Replacements that turn the path of an image into that of its map.
         values: `values[label]` is the value of pixels with this label in a map.
-        about: Fields of the data set.
+        about: Fields of `DataSet` that the files do not contain, such as its name.
     """
     framing = Framing.make(size)
     classes = torch.full((256,), about["ignore_index"])

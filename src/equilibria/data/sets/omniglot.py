@@ -65,7 +65,7 @@ def load_omniglot(
             only these, with all their drawings in the test part.
         size: Side that images are scaled to.
         threads: Number of threads that decode images.
-        about: Fields of the data set.
+        about: Fields of `DataSet` that the files do not contain, such as its name.
     """
     if parting not in ("characters", "drawings"):
         raise ValueError(f"parting must be 'characters' or 'drawings', got {parting!r}")
@@ -255,7 +255,7 @@ def load_omniglot_episodes(
         rotations: Whether a character rotated by 90°, 180° or 270° is another class, in all parts,
             as in the literature.
         seed: Seed of the training episodes; the others are the same for all seeds.
-        about: Fields of the data set.
+        about: Fields of `DataSet` that the files do not contain, such as its name.
     """
     if not 0 <= validation_share < 1:
         raise ValueError(f"validation_share must be in [0, 1), got {validation_share}")

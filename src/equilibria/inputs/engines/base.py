@@ -23,7 +23,10 @@ START_TOLERANCE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """The iteration of Eq. 11 as printed. Other engines derive from it.
+    """Engine of `optimize_input` that runs the iteration of JIIO's Eq. 11 as printed.
+
+    It updates an equilibrium z, its adjoint μ and the input x in turn. A sweep is one update of z
+    and μ. Other engines derive from it.
 
     Args:
         name: Name in results, if the engine is passed as an object.
@@ -84,7 +87,7 @@ EngineT = TypeVar("EngineT", bound=Engine)
 
 @dataclass
 class EngineRun(Generic[EngineT]):
-    """State of one search with an engine: updates z and μ and proposes the next iterate."""
+    """State of one search: updates equilibria z and adjoints μ, and proposes the next iterate."""
 
     engine: EngineT
     problem: InputProblem
@@ -92,24 +95,29 @@ class EngineRun(Generic[EngineT]):
 
     @property
     def residual_limit(self) -> float:
-        """Residual of z and μ below which the search also computes the residual of x."""
+        """Limit of the other residuals below which the search computes that of its input x.
+
+        The residual of x takes more computation. It is computed once the residuals of the
+        equilibrium and its adjoint are, for some problem, at most this limit or the search's
+        tolerance. The default 0 leaves the tolerance.
+        """
         return 0.0
 
     @property
     def leaves_region(self) -> bool:
-        """Whether x may be evaluated outside its region, where it cannot be a result."""
+        """Whether the input may be evaluated outside its region, where it cannot be a result."""
         return False
 
     @property
     def inner(self) -> Solver[Any] | None:
-        """Solver that accelerates the sweeps at one x, separately for z and μ.
+        """Solver that accelerates the updates of equilibrium and adjoint at one input, each alone.
 
-        It replaces the damping in all sweeps but the last.
+        It replaces the damping in all updates but the last.
         """
         return None
 
     def start(self, fixed: FixedInput, z: Tensor | None) -> Tensor:
-        """Return the z to start from: `z` if given, otherwise a loose solve."""
+        """Return the equilibrium z to start from: `z` if given, otherwise that of a loose solve."""
         if self.engine.from_zero:
             return self.problem.packing.pack(self.problem.zero_state)
         return self._solved(fixed, None, START_TOLERANCE) if z is None else z
@@ -117,7 +125,7 @@ class EngineRun(Generic[EngineT]):
     def update(
         self, fixed: FixedInput, current: JointIterate, *, first: bool
     ) -> tuple[JointIterate, JointEvaluation]:
-        """Update z and μ at x; return the new iterate and the last evaluation.
+        """Update equilibrium z and adjoint μ at an input; return the iterate and last evaluation.
 
         z is updated first, without a graph, then μ, with the graph of the last evaluation only.
         """
@@ -141,12 +149,17 @@ class EngineRun(Generic[EngineT]):
         return updated
 
     def selection(self, x: Tensor, z: Tensor) -> BestIterate:
-        """Return the rule that chooses the result of a search that starts at (x, z)."""
+        """Return the rule that chooses the result of a search.
+
+        Args:
+            x: Inputs that the search starts from.
+            z: Equilibria that the search starts from.
+        """
         kind = CheapestIterate if self.engine.cheapest else BestIterate
         return kind(x, z, self.problem.groups, is_open=not self.leaves_region)
 
     def restart(self, rows: Tensor, x: Tensor) -> None:
-        """Discard the history of problems that start over.
+        """Discard the history of optimization problems whose search starts over.
 
         Args:
             rows: Mask of the problems that start over.

@@ -15,7 +15,9 @@ from equilibria.solvers import AndersonTypeOne, Solver
 
 @dataclass(frozen=True, kw_only=True)
 class MixingEngine(Engine):
-    """Engine whose joint iterates (z, μ, x) are extrapolated by a solver.
+    """Engine whose joint iterates are extrapolated by a solver, such as Anderson's method.
+
+    A joint iterate consists of equilibrium z, adjoint μ and input x.
 
     Args:
         mixing: The solver; None for plain iterates.
@@ -74,5 +76,8 @@ class MixingRun(EngineRun[MixingEngine]):
 def anderson(
     memory: int = 5, ridge: float = 1e-3, cap: float = 10.0, **options: Any
 ) -> MixingEngine:
-    """Mix by Anderson's method, type I, with a ridge and a cap on its weights, near the optimum."""
+    """Build an engine that mixes iterates by Anderson's method, type I, near the optimum.
+
+    The method has a ridge and a cap on its weights.
+    """
     return MixingEngine(mixing=AndersonTypeOne(memory=memory, ridge=ridge, cap=cap), **options)

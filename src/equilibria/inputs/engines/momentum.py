@@ -20,13 +20,17 @@ MAX_EXTRA_SWEEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class MomentumEngine(Engine):
-    """x⁺ = Π(y − α g/‖g‖) from the extrapolated point y = x + β (x − x⁻), β the momentum.
+    """Engine of projected, normalized gradient steps with momentum, each with one evaluation.
+
+    A step of the input x is x⁺ = Π(y − α g/‖g‖) from the extrapolated point y = x + β (x − x⁻),
+    with the projection Π to the constraint, step length α, momentum β, and the gradient g of the
+    loss.
 
     y is clamped to the bounds of a box, because the model may not be defined outside, but it is not
-    projected to the ball, which would remove most of the momentum. At y one graph holds a sweep
-    z⁺ = T(z; y), the loss at z⁺ with its slope s, and the pull-back to μ⁺ = Jᵀμ + s and g. Before
-    the pull-back, the change of s since the last step is added to μ, so x, z and s belong to the
-    same step and only the Jᵀ in μ is older.
+    projected to the ball, which would remove most of the momentum. At y one graph holds an update
+    z⁺ = T(z; y) of the equilibrium, the loss at z⁺ with its slope s, and the pull-back to the
+    adjoint μ⁺ = Jᵀμ + s and g, J = ∂T/∂z. Before the pull-back, the change of s since the last step
+    is added to μ, so x, z and s belong to the same step and only the Jᵀ in μ is older.
 
     Args:
         momentum: β, at least 0 and below 1.

@@ -14,7 +14,7 @@ Acceleration = Literal["type-1", "type-2", "broyden", "none"]
 
 @dataclass(frozen=True)
 class PaperSettings:
-    """Settings of Appendix C.3 for a task.
+    """Settings of JIIO's algorithm for one task (Appendix C.3).
 
     Attributes:
         alpha_x: Step size α_x.
@@ -45,19 +45,20 @@ def official(
     selection: Literal["cost", "residual"] = "cost",
     acceleration: Acceleration = "type-1",
 ) -> MixingEngine:
-    """Build the paper's algorithm: Eq. 11, every step mixed by Anderson's method, type I.
+    """Build the algorithm of the JIIO paper: Eq. 11, every step mixed by Anderson's method, type I.
 
-    As in the paper, z and μ start at zero, there is one sweep per step, the loss is not scaled, α_x
-    drops after 65 iterations, and the result is the iterate of the lowest cost. The mixing has no
-    ridge, cap or restart; rows whose system has no solution take a plain step. x is projected in
-    the map and again after mixing.
+    As in the paper, the equilibrium z and its adjoint μ start at zero and are updated once per step
+    of the input x, the loss is not scaled, the step size α_x drops after 65 iterations, and the
+    result is the iterate of the lowest cost. The mixing has no ridge, cap or restart; rows whose
+    system has no solution take a plain step. x is projected in the map and again after mixing.
 
     Args:
         task: Key of `PAPER_SETTINGS`.
         memory: Number of iterates that are mixed; by default that of the task.
-        selection: "cost" is the rule of C.3. The loss at a z far from its equilibrium can be too
-            low; "residual" considers only iterates with a small residual. A.2 mentions a heuristic
-            "that traded off between a small KKT residual and a small cost", without a formula.
+        selection: "cost" is the rule of the paper's Appendix C.3. The loss at a z far from its
+            equilibrium can be too low; "residual" considers only iterates with a small residual.
+            A.2 mentions a heuristic "that traded off between a small KKT residual and a small
+            cost", without a formula.
         acceleration: "type-1" is the paper's; A.2 compares it with the others.
     """
     check_choice(PAPER_SETTINGS, task=task)

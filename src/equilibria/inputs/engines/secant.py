@@ -23,9 +23,10 @@ MAX_WEIGHT_SUM = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class SecantEngine(Engine):
-    """Engine whose sweeps start at predicted z and μ, with quasi-Newton steps of x.
+    """Engine of quasi-Newton steps of the input x, with predicted equilibrium z and adjoint μ.
 
-    It is the fastest engine for latents (docs/benchmarks.md).
+    Sweeps, the updates of z and μ at the new x, start at the prediction. It is the fastest engine
+    for latents (docs/benchmarks.md).
 
     Args:
         memory: Number of the last steps of x that predict z and μ at the next x.
@@ -74,11 +75,12 @@ class SecantRun(EngineRun[SecantEngine]):
 
 
 class Secants:
-    """Linear model of (z, μ) as a function of x through the last values, one row per problem.
+    """Linear model of equilibrium z and adjoint μ as a function of the input x.
 
-    After a step of x, the previous z and μ have an error of O(‖Δx‖). The prediction v + ΔV c, where
-    ΔX c approximates the new step by the last ones, has an error of O(‖Δx‖²) in the span of these
-    steps, at the cost of a few vector operations.
+    It extrapolates the last values, with one row per problem. After a step of x, the previous z and
+    μ have an error of O(‖Δx‖). The prediction v + ΔV c, where v are the last values, ΔV and ΔX
+    their last changes and those of x, and ΔX c approximates the new step, has an error of O(‖Δx‖²)
+    in the span of these steps, at the cost of a few vector operations.
     """
 
     def __init__(self, memory: int) -> None:
@@ -88,7 +90,7 @@ class Secants:
         self.last: tuple[Tensor, tuple[Tensor, ...]] | None = None
 
     def observe(self, x: Tensor, values: tuple[Tensor, ...]) -> None:
-        """Record z and μ after the sweeps at `x`."""
+        """Record equilibrium z and adjoint μ after their updates at the input `x`."""
         if self.last is not None:
             change = tuple(new - old for new, old in zip(values, self.last[1], strict=True))
             self.steps = [*self.steps, x - self.last[0]][-self.memory :]
@@ -96,7 +98,7 @@ class Secants:
         self.last = (x, values)
 
     def predict(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return z and μ at a new x."""
+        """Predict equilibrium z and adjoint μ at a new input x."""
         assert self.last is not None
         last_x, values = self.last
         if not self.steps:

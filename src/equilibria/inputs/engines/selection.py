@@ -14,7 +14,7 @@ from equilibria.inputs.problem import SMALL_RESIDUAL, JointEvaluation
 
 @dataclass
 class BestIterate:
-    """The iterate of the lowest loss among those whose z is near its equilibrium.
+    """Rule of a search: the iterate of the lowest loss among those whose z is near its equilibrium.
 
     The last iterate is a candidate too. A problem that has converged returns its last iterate.
 
@@ -65,14 +65,14 @@ class BestIterate:
         self.loss = torch.where(rows, torch.inf, self.loss)
 
     def candidates(self, last: JointIterate, converged: Tensor) -> list[Tensor]:
-        """Return the inputs whose true losses are compared, the preferred ones first."""
+        """Return the inputs x whose true losses are compared, the preferred ones first."""
         best = self._preferred(last, converged)
         if bool((last.x == best).all()):
             return [best]
         return [best, torch.where(converged[:, None], best, last.x)]
 
     def unchecked(self, last: JointIterate) -> tuple[Tensor, Tensor]:
-        """Return the (x, z) that the search ends with if no true losses are computed."""
+        """Return the input x and state z that a search ends with without computing true losses."""
         return last.x, last.z
 
     def _eligible(self, usable: Tensor, evaluation: JointEvaluation) -> Tensor:
@@ -88,7 +88,10 @@ class BestIterate:
 
 
 class CheapestIterate(BestIterate):
-    """The iterate of the lowest loss, whatever the residual of its z. It is the only candidate."""
+    """Rule of a search: the iterate of the lowest loss, whatever the residual of its state z.
+
+    It is the only candidate.
+    """
 
     def candidates(self, last: JointIterate, converged: Tensor) -> list[Tensor]:
         return [self._preferred(last, converged)]

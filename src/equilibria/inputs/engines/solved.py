@@ -14,7 +14,9 @@ from equilibria.registry import check_at_least_one, check_tolerances
 
 @dataclass(frozen=True, kw_only=True)
 class SolvedEngine(Engine):
-    """Projected gradient or Adam steps, with solves for z and μ at every x.
+    """Engine of projected gradient or Adam steps of the input x, with solves at every x.
+
+    The solves are those for the equilibrium z and its adjoint μ.
 
     Args:
         warm: Start each solve at the result of the previous step.

@@ -122,7 +122,7 @@ class NeuralODE(nn.Module):
         return logits
 
     def features(self, images: Tensor) -> Tensor:
-        """Return z(1) in the dtype of the images."""
+        """Return the solution z(1) of the ODE in the dtype of the images."""
         check_images(images, self.in_channels)
         # In half precision t has too few digits for small steps.
         start = images.to(torch.promote_types(images.dtype, torch.float32))

@@ -32,7 +32,9 @@ DnCNNNorm = Literal["batch", "none"]
 
 
 class PlainLayer(nn.Module):
-    """Layer z_{k+1} = σ(W_k z_k + U_k x + b_k) (Eq. 1); the first layer has no W.
+    """Layer z_{k+1} = σ(W_k z_k + U_k x + b_k) of a plain network (OptEq Eq. 1).
+
+    The first layer has no W.
 
     Args:
         previous: Channels of z_k; None for the first layer.
@@ -82,7 +84,9 @@ class PlainLayer(nn.Module):
 
 
 class PlainNetwork(nn.Module):
-    """Weight-untied network of Eq. 1 with the stem and the head of `deep_opteq`.
+    """Weight-untied network (OptEq Eq. 1) with the stem and the head of `deep_opteq`.
+
+    Its layers are z_{k+1} = σ(W_k z_k + U_k x + b_k), where x is the output of the stem.
 
     Notes:
         Table 3 states 199 k parameters for this network and for Deep OptEq with widths 16, 32, 64,
@@ -148,7 +152,7 @@ class PlainNetwork(nn.Module):
         return logits
 
     def features(self, images: Tensor) -> Tensor:
-        """Return z_L."""
+        """Return the output of the last layer."""
         x: Tensor = self.stem(images)
         z: Tensor | None = None
         for layer in self.layers:

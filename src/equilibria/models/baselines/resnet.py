@@ -276,7 +276,9 @@ def resnet_small(
 
 
 class ConvolutionalHead(nn.Module):
-    """OptEq's "cls. layer" (Table 6): 1×1 convolutions with ReLU and MaxPool, AvgPool, linear.
+    """OptEq's classification layer: 1×1 convolutions with ReLU and MaxPool, AvgPool, linear.
+
+    This is "cls. layer" in Table 6.
 
     Args:
         channels: Channels of the feature.

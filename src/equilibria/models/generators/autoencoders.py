@@ -173,7 +173,7 @@ def mdeq_autoencoder(
     variational: bool = True,
     solving: Solving | None = None,
 ) -> Autoencoder:
-    """Build an MDEQ-VAE or MDEQ-AE: an MDEQ classifier as encoder and an MDEQ decoder (C.2).
+    """Build an MDEQ-VAE or MDEQ-AE: an MDEQ as encoder and an MDEQ decoder (JIIO, Appendix C.2).
 
     All norms are group norms, so that JIIO can run on the trained decoder.
 

@@ -29,7 +29,7 @@ Readout = Literal["shuffle", "deconvolution"]
 
 
 class EquilibriumDecoder(EquilibriumModel):
-    """Decoder image = head(z*), z* the equilibrium for the injection stem(latent) (Eq. 20).
+    """Decoder image = head(z*), z* the equilibrium for the input stem(latent) (JIIO Eq. 20).
 
     It is deterministic and does not couple samples, so `optimize_input` can find the latent of each
     image independently.
@@ -57,7 +57,7 @@ class EquilibriumDecoder(EquilibriumModel):
 
 
 class LatentStem(nn.Module):
-    """One linear map from the latent to the injection of each branch (Appendix C.2).
+    """One linear map from the latent to the input of each branch (JIIO, Appendix C.2).
 
     Args:
         latent_dim: Length of a latent vector.
@@ -84,7 +84,7 @@ class LatentStem(nn.Module):
 
 
 class ImageHead(nn.Module):
-    """Head from the branches to an image in [0, 1], by pixel shuffling (h of Eq. 20).
+    """Head from the branches to an image in [0, 1], by pixel shuffling (h of JIIO's Eq. 20).
 
     Coarser branches are upsampled, and a 1×1 convolution merges all branches, as in MDEQ's
     segmentation network.

@@ -27,7 +27,10 @@ class Density(Protocol):
         ...
 
     def log_likelihood(self, latents: Tensor) -> Tensor:
-        """Return ln p, or a lower bound on it, per vector, shape (B,); differentiable."""
+        """Return the log-density, or a lower bound on it, of each vector, shape (B,).
+
+        It is differentiable.
+        """
         ...
 
 
@@ -80,7 +83,11 @@ class MixtureDensity:
         return self.like.new_tensor(drawn[order] * self.spread + self.mean)
 
     def log_likelihood(self, latents: Tensor) -> Tensor:
-        """Return ln Σ_k w_k N(x; m_k, C_k) per vector x, shape (B,); C_k⁻¹ = P_k P_kᵀ."""
+        """Return the log-density of each vector, shape (B,).
+
+        It is ln Σ_k w_k N(x; m_k, C_k) for a vector x, with the weights, means and covariances of
+        the mixture.
+        """
         mixture, size = self.mixture, latents.shape[1]
         weights, means, roots = (
             torch.as_tensor(part, device=latents.device)

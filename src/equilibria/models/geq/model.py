@@ -38,9 +38,9 @@ KERNEL_OPTIONS = {
 
 
 class GEQCell(BranchCell):
-    """GEQ's cell: y = σ(Wᵀm), m_p = β_p (Ux + b − Wy)_p W_h W_hᵀ in every branch (Eqs. 6 and 16).
+    """GEQ's cell, in every branch y = σ(Wᵀm) with m_p = β_p (Ux + b − Wy)_p W_h W_hᵀ per patch p.
 
-    The feature is y.
+    β_p is the attention weight of the patch (GEQ, Eqs. 6 and 16). The feature is y.
 
     Args:
         energy: A `GaussianKernel`, or `Branches` of them.
@@ -61,7 +61,7 @@ class GEQCell(BranchCell):
     )
 
     def attention(self, state: State, context: Context) -> tuple[Tensor, ...]:
-        """Return the weight β of every patch.
+        """Return the attention weight β of every patch.
 
         Args:
             state: State y.
@@ -111,6 +111,9 @@ def geq(
     **image: Any,
 ) -> EquilibriumClassifier:
     """Build a GEQ classifier: parallel branches at several scales, averaged.
+
+    The hidden objective of a branch is ½‖y‖² plus a kernel energy of its state y and the input x,
+    over y ≥ 0 for ReLU; by default that is the `GaussianKernel` of Ux + b − Wy.
 
     Args:
         channels: Channels of y.

@@ -28,13 +28,16 @@ MakeNorm = Callable[..., CellNorm]
 
 
 class MDEQBlock(nn.Module):
-    """Residual block norm(σ(norm(conv(σ(norm(conv z))) · mask + injection) + z)) (Figure 2).
+    """MDEQ's residual block of two convolutions, with the layer's input injected after the second.
+
+    It computes norm(σ(norm(conv(σ(norm(conv z))) · mask + injection) + z)) (Figure 2 of MDEQ),
+    where the mask is that of variational dropout.
 
     Args:
-        channels: Channels of z.
+        channels: Channels of the block's state z.
         expansion: Ratio of the inner width to `channels`.
-        activation: σ.
-        norm: Makes a norm.
+        activation: The activation σ.
+        norm: Function that makes a norm for a number of channels.
         weight_norm: Whether the convolutions are weight-normalized.
         init_gain: Scale of the second convolution's initial weights.
         gain: Initial gain of the last norm.
@@ -109,10 +112,10 @@ class Down(nn.Module):
 
 
 class Projection(nn.Module):
-    """The map norm(conv1×1(σ(z))), upsampled by `scale` to the nearest pixel.
+    """A 1×1 convolution and a norm after an activation, norm(conv1×1(σ(z))), then upsampling.
 
-    It leads from a coarser branch to a finer one (with σ the identity), and follows the sum over
-    the branches (with scale 1).
+    Upsampling by `scale` takes the nearest pixel. The map leads from a coarser branch to a finer
+    one (with σ the identity), and follows the sum over the branches (with scale 1).
 
     Args:
         in_channels: Channels of z.
@@ -149,7 +152,7 @@ class Projection(nn.Module):
 
 
 class MDEQCell(Cell):
-    """MDEQ's cell: one residual block per branch, then a fusion into each branch (Section 3.1).
+    """MDEQ's cell: a residual block per branch, then a fusion into each branch (MDEQ, Section 3.1).
 
     Branch i has 1/2ⁱ of the resolution. A cell with one branch has no fusion, as in the authors'
     code. The cell has no hidden objective and no known Lipschitz bound.

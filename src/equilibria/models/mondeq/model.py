@@ -37,7 +37,7 @@ Splitting = Literal["forward-backward", "peaceman-rachford"]
 
 
 class UnitKernel(nn.Module):
-    """A convolution kernel scale · K/‖K‖_F with trainable K and scale (initially 1)."""
+    """A convolution kernel scale · K/‖K‖_F with a trainable tensor K and scale (initially 1)."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class UnitKernel(nn.Module):
 
 
 class MonDEQCell(Cell):
-    """monDEQ's cell: z = σ(Wz + Ux + b), W = (1−m)I − AᵀA + B − Bᵀ, so I − W ⪰ mI (Proposition 1).
+    """monDEQ's cell z = σ(Wz + Ux + b) with I − W ⪰ mI: W = (1−m)I − AᵀA + B − Bᵀ (Proposition 1).
 
     With several tiers (Section 4), A is block bidiagonal: A_i acts within tier i, and the strided
     N_i leads to tier i + 1, which has half the resolution. The blocks of B are B_i and
@@ -139,7 +139,10 @@ class MonDEQCell(Cell):
         return states[0] if len(states) == 1 else tuple(states)
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
-        """Return the Fourier symbols of the blocks of W, or for Peaceman-Rachford of V."""
+        """Return the Fourier symbols of the blocks of W, the linear map of the cell.
+
+        For Peaceman-Rachford they are those of its resolvent V.
+        """
         A, B, N = self._kernels()
         grids = [(shape[1], shape[2]) for shape in layout]
         with full_precision(A[0]):
@@ -178,7 +181,7 @@ class MonDEQCell(Cell):
         return unflatten_state(state, (2 * v - r for v, r in zip(solved, reflected, strict=True)))
 
     def tiers(self, state: State, context: Context) -> tuple[Tensor, ...]:
-        """Return z of every tier, without the margin."""
+        """Return the state z of every tier, without the margin."""
         a = context["a"]
         return tuple(
             self._inside(
@@ -188,11 +191,13 @@ class MonDEQCell(Cell):
         )
 
     def output(self, state: State, context: Context) -> Tensor:
-        """Return z of the last tier."""
+        """Return the feature: the state z of the last tier."""
         return self.tiers(state, context)[-1]
 
     def lipschitz_bound(self, layout: Layout) -> Tensor:
-        """Return L ≥ ‖I − W‖: exact for one tier, from the norms of the blocks for several.
+        """Return an upper bound L on ‖I − W‖, W the linear map of the cell.
+
+        It is exact for one tier, and follows from the norms of the blocks for several.
 
         Args:
             layout: Shapes of the tiers, including the margin.
@@ -217,15 +222,16 @@ class MonDEQCell(Cell):
 
     @property
     def guarantee(self) -> str:
-        """Guarantee of a unique equilibrium, with m."""
+        """Guarantee of a unique equilibrium as text, with the strong monotonicity m of I − W."""
         return f"unique, m = {self.m:g}"
 
     def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
         """Return bounds on the step; the contraction factor depends on the splitting.
 
-        It is √(1 − 2am + a²L²) for forward-backward. For Peaceman-Rachford it is √(1 − 4am/(1 + 2am
-        + a²L²)), the Lipschitz constant of the reflected resolvent of an m-strongly monotone and
-        L-Lipschitz map. Proximal operators and their reflections are nonexpansive.
+        With step size a and m ≤ I − W, ‖I − W‖ ≤ L, it is √(1 − 2am + a²L²) for forward-backward.
+        For Peaceman-Rachford it is √(1 − 4am/(1 + 2am + a²L²)), the Lipschitz constant of the
+        reflected resolvent of an m-strongly monotone and L-Lipschitz map. Proximal operators and
+        their reflections are nonexpansive.
         """
         return StepBounds(lambda: self._contraction(context["a"], layout))
 

@@ -75,9 +75,10 @@ class BranchCell(EnergyCell):
 
 
 class POptEqCell(BranchCell):
-    """POptEqs' cell zᵢ = Wᵢᵀσ(Wᵢzᵢ + Uᵢg(x) + bᵢ) per branch (Eq. 10), in terms of yᵢ, zᵢ = Wᵢᵀyᵢ.
+    """POptEqs' cell of parallel branches: features zᵢ = Wᵢᵀσ(Wᵢzᵢ + Uᵢg(x) + bᵢ).
 
-    The equilibrium minimizes Eq. 11, the sum of OptEq's objectives.
+    This is Eq. 10 of the MOptEqs paper. The states are yᵢ with zᵢ = Wᵢᵀyᵢ. The equilibrium
+    minimizes its Eq. 11, the sum of OptEq's objectives.
 
     Args:
         W: Operators Wᵢ, one per branch.
@@ -111,7 +112,7 @@ class POptEqCell(BranchCell):
 
     @property
     def W(self) -> list[LinearOperator]:  # noqa: N802 - the paper's symbol
-        """The operators W of the branches."""
+        """The operators Wᵢ from features to states, one per branch."""
         return [term.W for term in self.energy.modules() if isinstance(term, Quadratic)]
 
     def features(self, state: State, context: Context) -> Sequence[Tensor]:
@@ -126,12 +127,13 @@ class POptEqCell(BranchCell):
 
 
 class FusedPOptEqCell(Cell):
-    """POptEqs' cell with the fusion F inside the map, in the place of HH&D in MOptEqs.
+    """POptEqs' cell with the fusion F of the branches inside the map, instead of after it.
 
-    The equilibrium is zᵢ = Wᵢᵀσ(Wᵢhᵢ + Uᵢg(x) + bᵢ) with (h₁ … h_L) = F(z₁ … z_L). The state is
-    the concatenation of the branches, all of one resolution; the feature is their average. There is
-    no objective, because F need not be symmetric. The contraction factor is at most ‖F‖·max‖Wᵢ‖²,
-    with ‖F‖ = L for "sum".
+    F is in the place that Hierarchical Heritage and Diversity (HH&D) has in MOptEqs. The
+    equilibrium is zᵢ = Wᵢᵀσ(Wᵢhᵢ + Uᵢg(x) + bᵢ) with (h₁ … h_L) = F(z₁ … z_L). The state is the
+    concatenation of the branches, all of one resolution; the feature is their average. There is no
+    objective, because F need not be symmetric. The contraction factor is at most ‖F‖·max‖Wᵢ‖², with
+    ‖F‖ = L for "sum".
 
     Args:
         layers: Unit layers, one per branch.
@@ -245,7 +247,7 @@ def branch_head(
 
 
 def branch_input(channels: int, width: int, kernel_size: int, scale: int) -> LinearOperator:
-    """Build U of a branch: average pooling, then a convolution.
+    """Build the input operator U of a branch: average pooling, then a convolution.
 
     Args:
         channels: Channels of the input.

@@ -32,12 +32,13 @@ Perturb = Literal["train", "always", "off"]
 
 
 class MOptEqCell(BranchCell):
-    """MOptEqs' cell z̃ = W̃ᵀσ(W̃h(z̃) + Ũg(x) + b̃) (Eq. 6), in terms of yᵢ, zᵢ = Wᵢᵀyᵢ.
+    """MOptEqs' cell of branches that are coupled by heritage and diversity (HH&D).
 
-    An equilibrium is a stationary point of Eq. 5.
+    Its equilibrium z̃ = W̃ᵀσ(W̃h(z̃) + Ũg(x) + b̃) (MOptEqs, Eq. 6) is a stationary point of Eq. 5.
+    The states are yᵢ with features zᵢ = Wᵢᵀyᵢ.
 
-    With PE, the input of branch i is g(x) − δᵢ₋₁ with δ₀ = 0. δᵢ = ε sign(Uᵢᵀyᵢ) is the
-    perturbation that increases the objective of branch i most.
+    With the perturbation-enhanced strategy, PE, the input of branch i is g(x) − δᵢ₋₁ with δ₀ = 0.
+    δᵢ = ε sign(Uᵢᵀyᵢ) is the perturbation that increases the objective of branch i most.
 
     Args:
         inputs: Term by which g(x) enters each branch: `Input`, or a kernel of GEQ's Table 5.
@@ -89,7 +90,7 @@ class MOptEqCell(BranchCell):
 
     @property
     def perturbs(self) -> bool:
-        """Whether PE is used in the current mode."""
+        """Whether the branches' inputs are perturbed (the strategy PE) in the current mode."""
         return self.pe == "always" or (self.pe == "train" and self.training)
 
     @property
@@ -106,7 +107,7 @@ class MOptEqCell(BranchCell):
         return term
 
     def inputs(self) -> list[Input]:
-        """Return the linear terms by which g(x) enters the branches."""
+        """Return the linear terms by which the features g(x) of the stem enter the branches."""
         assert isinstance(self.energy, Sum)
         branches = self.energy["branches"]
         assert isinstance(branches, Branches)
@@ -125,7 +126,10 @@ class MOptEqCell(BranchCell):
         return self.with_clean_inputs(super().inject(*inputs))
 
     def with_clean_inputs(self, context: Context) -> Context:
-        """Add what PE needs: a copy of each input c without δ, and the number of refreshes."""
+        """Add to a context what perturbed inputs need (the strategy PE).
+
+        These are a copy of each input c without its perturbation, and the number of refreshes.
+        """
         if not self.perturbs:
             return context
         context = context.with_shared({"refreshes": torch.zeros((), device="cpu")})
@@ -134,7 +138,10 @@ class MOptEqCell(BranchCell):
         return context.with_part("branches", branches)
 
     def simplify(self, context: Context) -> Context:
-        """Detach the entries of the coupling: 0.1 % of the gradient and 10 % of its cost."""
+        """Detach the entries of heritage and diversity, for approximate gradients.
+
+        They are 0.1 % of the gradient and 10 % of its cost.
+        """
         coupling = context.parts["heritage_diversity"]
         detached = {name: coupling[name].detach() for name in coupling.sample}
         return context.with_part("heritage_diversity", coupling.with_sample(**detached))
@@ -146,7 +153,10 @@ class MOptEqCell(BranchCell):
     def with_refreshed(
         self, features: Sequence[Tensor], lift: Callable[[Context], State], context: Context
     ) -> Context:
-        """Update the signs for `features`, then δ for the state that `lift` returns."""
+        """Update the signs of the diversity for `features`, then the perturbations of the inputs.
+
+        The perturbations are those for the state that `lift` returns.
+        """
         term = self.heritage_diversity
         count = int(context["refreshes"]) if self.perturbs else 0
         if count < term.facts.refresh_until:
@@ -159,7 +169,7 @@ class MOptEqCell(BranchCell):
         return context.with_shared({"refreshes": context["refreshes"] + 1})
 
     def perturb(self, state: State, context: Context) -> Context:
-        """Return the context with inputs g(x) − δᵢ₋₁, δ computed at `state`."""
+        """Return the context with perturbed inputs g(x) − δᵢ₋₁, the δᵢ computed at `state`."""
         deltas = reconstructed_perturbations(self, state, self.epsilon)
         first, *rest = context.parts["branches"].parts.values()
         perturbed = [
@@ -173,10 +183,10 @@ class MOptEqCell(BranchCell):
 def reconstructed_perturbations(
     cell: MOptEqCell, state: State, epsilon: float
 ) -> tuple[Tensor, ...]:
-    """Return δᵢ = ε sign(Uᵢᵀyᵢ) for every branch.
+    """Return the perturbation δᵢ = ε sign(Uᵢᵀyᵢ) of the stem's features for every branch.
 
-    Among features within ε (in the maximum norm), g(x) − δᵢ has the largest objective of branch i
-    (Section 2.2). Uᵢᵀ includes the transpose of the pooling.
+    Among features within ε of g(x) (in the maximum norm), g(x) − δᵢ has the largest objective of
+    branch i (MOptEqs, Section 2.2). Uᵢᵀ includes the transpose of the pooling.
 
     Args:
         cell: The cell.
@@ -191,11 +201,11 @@ def reconstructed_perturbations(
 
 
 class MOptEqFeatureCell(Cell):
-    """MOptEqs' cell in z-space: zᵢ ← Wᵢᵀσ(Wᵢhᵢ(z̃) + Uᵢg(x) + bᵢ) (Eq. 6).
+    """MOptEqs' cell with features as states: zᵢ ← Wᵢᵀσ(Wᵢhᵢ(z̃) + Uᵢg(x) + bᵢ) (Eq. 6).
 
-    It has the same equilibrium as the cell in y-space and a smaller state unless the middle widths
-    are small. Its Jacobian WᵀσʹW·∂h is symmetric only in an inner product as expensive as the map,
-    so backward solves use GMRES.
+    It has the same equilibrium as the cell `MOptEqCell` with states yᵢ, and a smaller state unless
+    the middle widths are small. Its Jacobian WᵀσʹW·∂h is symmetric only in an inner product as
+    expensive as the map, so backward solves use GMRES.
 
     Args:
         cell: The cell in y-space, with linear inputs.
@@ -240,7 +250,7 @@ class MOptEqFeatureCell(Cell):
         return context.sample["start"]
 
     def lift(self, state: State, context: Context) -> tuple[Tensor, ...]:
-        """Return yᵢ = σ(Wᵢhᵢ + cᵢ)."""
+        """Return the state yᵢ = σ(Wᵢhᵢ + cᵢ) of each branch, with the injected input cᵢ."""
         return tuple(y for y, _, _ in self._lifted(state, context))
 
     def _lifted(
@@ -298,7 +308,7 @@ class MOptEqFeatureCell(Cell):
 
 
 class LiftedObjective(MapObjective[MOptEqFeatureCell]):
-    """Eq. 5 at the y for a state of features."""
+    """MOptEqs' objective (Eq. 5) at the states yᵢ that belong to a state of features zᵢ."""
 
     def __init__(self, cell: MOptEqFeatureCell, context: Context) -> None:
         super().__init__(cell, context)
@@ -312,7 +322,7 @@ class LiftedObjective(MapObjective[MOptEqFeatureCell]):
 
 
 def features_are_large(channels: int, widths: Sequence[int], scales: Sequence[int]) -> bool:
-    """Whether z-space is so much larger than y-space that iterating in y is cheaper.
+    """Whether the features zᵢ are so much larger than the states yᵢ that iterating in y is cheaper.
 
     Args:
         channels: Channels of each zᵢ.

@@ -70,7 +70,7 @@ def branch_classifier(
     init_scale: float = 0.5,
     **image: Any,
 ) -> EquilibriumClassifier:
-    """Build a convolutional classifier with several branches.
+    """Build a convolutional classifier with several branches of states yᵢ and features zᵢ = Wᵢᵀyᵢ.
 
     Args:
         make_cell: Called with the operators W and U of all branches and the fusion.
@@ -111,7 +111,8 @@ def popteq(
     Args:
         bias: Whether there are biases bᵢ.
         fused: Place of the fusion: "output" joins the equilibria (Appendix A.1); "map" is inside
-            the map, in the place of HH&D in MOptEqs, for branches of one resolution.
+            the map, in the place of heritage and diversity in MOptEqs, for branches of one
+            resolution.
         options: Options of `branch_classifier`, `image_classifier` and `POptEqCell`, such as
             channels, widths, scales and fusion.
 
@@ -157,7 +158,7 @@ def perturbed_logits(
     direction: Direction = "reconstructed",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Compute logits for perturbed features g(x) − δ with ‖δ‖∞ ≤ ε (Figure 3a).
+    """Compute logits for perturbed features g(x) − δ with ‖δ‖∞ ≤ ε (MOptEqs, Figure 3a).
 
     Args:
         model: MOptEqs classifier; for "binomial" and "uniform" any classifier.
@@ -206,7 +207,7 @@ def _reconstructed(
 
 
 def branch_features(cell: Cell, state: State, context: Context) -> list[Tensor]:
-    """Return the feature zᵢ of every branch, at the resolution of the branch.
+    """Return the feature zᵢ of every branch i, at the resolution of the branch.
 
     Args:
         cell: Cell of a POptEqs, MOptEqs or GEQ model.
@@ -235,11 +236,11 @@ def branch_features(cell: Cell, state: State, context: Context) -> list[Tensor]:
 
 
 def heritage_diversity_loss(features: Sequence[Tensor], strength: float) -> Tensor:
-    """Compute the training loss λD − H over the cycle of branches, an alternative to HH&D.
+    """Compute the training loss λD − H: λ times diversity minus heritage of all neighbors.
 
-    Section 3.2 adds γ times this loss to the training loss of a model without HH&D, instead of
-    including it in the objective. The printed sign, γ(H − λD), would reward what it should
-    penalize.
+    Section 3.2 of MOptEqs adds γ times this loss to the training loss of a model, instead of
+    including heritage and diversity (HH&D) in the hidden objective. The printed sign, γ(H − λD),
+    would reward what it should penalize.
 
     Args:
         features: Features of the branches, as `branch_features` returns them.
@@ -271,7 +272,9 @@ def mopteq(
     space: Literal["auto", "y", "z"] = "auto",
     **options: Any,
 ) -> EquilibriumClassifier:
-    """Build a convolutional MOptEqs classifier.
+    """Build a convolutional MOptEqs classifier: branches coupled by heritage and diversity.
+
+    Branch i has the state yᵢ and the feature zᵢ = Wᵢᵀyᵢ.
 
     Args:
         channels: Channels of each zᵢ.
@@ -280,7 +283,7 @@ def mopteq(
             (1, 2, 4, 8) has maps of 32, 16, 8 and 4 pixels a side for CIFAR.
         bias: Whether there are biases bᵢ.
         kernel: How g(x) enters a branch: "linear", "polynomial" or "sigmoid".
-        diversity: λ, at most about 1/channels; 0 is the ablation −D.
+        diversity: λ, the weight of the diversity, at most about 1/channels; 0 is the ablation −D.
         fusion: How branches are joined: "average", "sum", "conv" or "none".
         space: Space of the state: "y", "z", or "auto": z unless it is much larger than y or the
             kernel needs y.

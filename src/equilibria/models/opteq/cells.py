@@ -36,11 +36,11 @@ FirstIterate = Literal["zero", "input"]
 
 
 class OptEqCell(EnergyCell):
-    """OptEq's cell in y-space: y = σ(WWᵀy/μ + Ux + b), with the feature z = Wᵀy/μ.
+    """OptEq's cell: y = σ(WWᵀy/μ + Ux + b) with state y and the feature z = Wᵀy/μ.
 
-    y* minimizes G(y) = 1ᵀS*(y) − ⟨Ux + b, y⟩ − ‖Wᵀy‖²/2μ, and z* minimizes the convex φ of Theorem
-    1. φ(z) = G(y)/μ at every output of the map, so no inverse of W is needed: W may be a
-    convolution, rectangular or singular.
+    y* minimizes G(y) = 1ᵀS*(y) − ⟨Ux + b, y⟩ − ‖Wᵀy‖²/2μ, with S* the conjugate of the primitive of
+    σ, and z* minimizes the convex φ of OptEq's Theorem 1. φ(z) = G(y)/μ at every output of the map,
+    so no inverse of W is needed: W may be a convolution, rectangular or singular.
 
     Args:
         W: Operator from z to y.
@@ -75,18 +75,21 @@ class OptEqCell(EnergyCell):
 
     @property
     def W(self) -> LinearOperator:  # noqa: N802 - the paper's symbol
-        """The operator W of the quadratic term."""
+        """The operator W of the quadratic term, from features z to states y."""
         return next(term.W for term in self.energy.modules() if isinstance(term, Quadratic))
 
     output_form = "linear"
 
     def output(self, state: State, context: Context) -> Tensor:
-        """Return z = Wᵀy/μ."""
+        """Return the feature z = Wᵀy/μ of a state y."""
         assert isinstance(state, Tensor)
         return self.W.adjoint(state, context.parts["quadratic"].weights("W")) / self.mu
 
     def objective(self, context: Context) -> Objective:
-        """Return φ = G/μ (Theorem 1)."""
+        """Return the hidden objective φ of OptEq's Theorem 1, at the input of `context`.
+
+        It is G/μ, with G the objective in the variable y.
+        """
         return EnergyObjective(
             self.energy, self.activation, context, scale=1 / self.mu, relaxed=self.alpha < 1
         )
@@ -95,7 +98,7 @@ class OptEqCell(EnergyCell):
 class UnitLayer(nn.Module):
     """Unit layer f(z, x) = (α/μ) Wᵀσ(Wz + Ux + b) + (1 − α) z (Eq. 6) of a Deep OptEq.
 
-    It is the proximal operator of α M_φ^{1−α}, M the Moreau envelope.
+    It is the proximal operator of α M_φ^{1−α}, the Moreau envelope of the function φ of Theorem 1.
 
     Args:
         W: Operator from z to y.
@@ -137,7 +140,7 @@ class UnitLayer(nn.Module):
 
     @property
     def alpha(self) -> Tensor | float:
-        """α; a tensor if it is learnable."""
+        """Weight α of the new value in the layer's output; a tensor if it is learnable."""
         raw = self.raw_alpha
         if not isinstance(raw, Tensor):
             return raw
@@ -146,7 +149,7 @@ class UnitLayer(nn.Module):
         return 1 - torch.where(below_one <= span, below_one, 2 * span - below_one)
 
     def inject(self, x: Tensor) -> Context:
-        """Return a context with c = Ux + b."""
+        """Return a context with the layer's injected input c = Ux + b."""
         return self.input.inject(x)
 
     def prepare(self, layout: Layout) -> dict[str, Any]:
@@ -158,11 +161,11 @@ class UnitLayer(nn.Module):
         return prepared
 
     def lift(self, z: Tensor, context: Context) -> Tensor:
-        """Return y = σ(Wz + Ux + b)."""
+        """Return the layer's inner activations y = σ(Wz + Ux + b)."""
         return self.activation(self.W(z, context.weights("W")) + context["c"])
 
     def lower(self, y: Tensor, context: Context) -> Tensor:
-        """Return p = Wᵀy/μ."""
+        """Return p = Wᵀy/μ, the layer's output before the skip connection with α."""
         p = self.W.adjoint(y, context.weights("W"))
         return p if self.mu == 1 else p / self.mu
 
@@ -174,35 +177,45 @@ class UnitLayer(nn.Module):
         return z + alpha * (p - z)
 
     def step_size(self, context: Context) -> Tensor | float:
-        """Return α; from the context if it is learnable."""
+        """Return the weight α of the new value; from the context if it is learnable."""
         return context["alpha"] if "alpha" in context.shared else self.alpha
 
     def phi(self, y: Tensor, context: Context) -> Tensor:
-        """Return φ(p) of Theorem 1 per sample at p = Wᵀy/μ, exact for every output y of σ."""
+        """Return the function φ of OptEq's Theorem 1 at p = Wᵀy/μ, per sample.
+
+        It is exact for every output y of the activation.
+        """
         z = self.W.adjoint(y, context.weights("W"))
         linear = sum_per_sample(self.activation.conjugate(y) - context["c"] * y)
         return linear / self.mu - sum_per_sample(z.square()) / (2 * self.mu**2)
 
     @property
     def lipschitz_limit(self) -> float | None:
-        """Lipschitz bound by construction (‖W‖ ≤ ζ); None if there is none or α is learnable."""
+        """Lipschitz bound of the layer that holds for all weights, because ‖W‖ is limited.
+
+        It is None if ‖W‖ has no limit or α is learnable.
+        """
         norm = self.W.norm_limit
         if norm is None or isinstance(self.raw_alpha, Tensor):
             return None
         return 1 - self.raw_alpha + self.raw_alpha * self.activation.lipschitz * norm**2 / self.mu
 
     def lipschitz_bound(self, context: Context, layout: Layout) -> Tensor:
-        """Return the Lipschitz bound 1 − α + α L_σ‖W‖²/μ for the current weights."""
+        """Return the layer's Lipschitz bound 1 − α + α L_σ‖W‖²/μ for the current weights.
+
+        L_σ is the Lipschitz constant of the activation.
+        """
         alpha = self.step_size(context)
         square = self.W.norm_bound(layout[0]).square()
         return 1 - alpha + alpha * self.activation.lipschitz * square / self.mu
 
     def slope_along(self, g: Tensor, context: Context, layout: Layout) -> Tensor:
-        """Return Lipschitz bounds on z ↦ ⟨g, f(z)⟩ for several directions g.
+        """Bound the Lipschitz constant of z ↦ ⟨g, f(z)⟩ for directions g, f this unit layer.
 
-        The derivative (1 − α)I + (α/μ)WᵀDW lies between those for D = 0 and D = L_σ. With M their
-        mean, |⟨g, df⟩| ≤ (‖Mg‖ + ½(α/μ)L_σ‖Wg‖‖W‖)‖dz‖. Unlike ‖g‖ times the Lipschitz constant of
-        f, this depends on the direction of g.
+        Unlike ‖g‖ times the Lipschitz constant of f, a bound depends on the direction of g. The
+        derivative of f is (1 − α)I + (α/μ)WᵀDW, where the diagonal matrix D of the activation's
+        slopes lies between 0 and its Lipschitz constant L_σ. With M the mean of the two extreme
+        derivatives, |⟨g, df⟩| ≤ (‖Mg‖ + ½(α/μ)L_σ‖Wg‖‖W‖)‖dz‖.
 
         Args:
             g: Directions, shape (N, ...) with the shape of z.
@@ -224,14 +237,17 @@ class UnitLayer(nn.Module):
 
 
 class DeepOptEqCell(Cell):
-    """Deep OptEq's cell z = f_L∘…∘f_1(z, x) (Eq. 5); with one layer it is OptEq in z-space.
+    """Deep OptEq's cell z = f_L∘…∘f_1(z, x) of unit layers f_l (OptEq, Eq. 5).
+
+    With one layer it is OptEq in z-space.
 
     The Jacobian αWᵀDW/μ + (1−α)I of one layer is symmetric; that of several layers is not.
 
     A regularizer R enters by its step T_R, its proximal operator or a gradient step (Section 5.1):
 
         "exact":  z ← f_L(f_{L−1}∘…∘f_1(z) + T_R(z) − z), with the feature prox_{γR}(z*) if R has a
-            proximal operator, and z* otherwise. The equilibrium is stationary for Φ + γR(z_L).
+            proximal operator, and z* otherwise. The equilibrium is stationary for Φ + γR(z_L), with
+            Φ of Theorem 2.
         "paper":  z ← f_L∘…∘f_1(T_R(z)) as printed, with the feature T_R(z*). For L = 1 this is the
             same (Theorem 4). For L ≥ 2 the equilibrium is not stationary: the gradient is off by
             γ∇R in two blocks.
@@ -327,7 +343,10 @@ class DeepOptEqCell(Cell):
         return z
 
     def pulls(self, z: Tensor) -> list[Tensor | None]:
-        """Return the regularizer's summand T_R(z) − z of one layer's input, and None for others."""
+        """Return what a regularizer adds to one layer's input, and None for the other layers.
+
+        It adds T_R(z) − z, T_R its step.
+        """
         count = len(self.layers)
         pulls: list[Tensor | None] = [None] * count
         if self.regularizer is not None:
@@ -341,7 +360,10 @@ class DeepOptEqCell(Cell):
         return "linear" if self.regularizer is None else "other"
 
     def output(self, state: State, context: Context) -> Tensor:
-        """Return z*, prox_{γR}(z*) or T_R(z*)."""
+        """Return the feature at a state z*; with a regularizer R it is prox_{γR}(z*) or T_R(z*).
+
+        See the class for the two cases.
+        """
         assert isinstance(state, Tensor)
         if self.regularizer is None:
             return state
@@ -352,7 +374,10 @@ class DeepOptEqCell(Cell):
 
     @property
     def is_stationary(self) -> bool:
-        """Whether the equilibrium is stationary for Φ + γR(z_L)."""
+        """Whether the equilibrium is stationary for the objective with the regularizer.
+
+        The objective is Φ + γR(z_L), with Φ of OptEq's Theorem 2.
+        """
         regularized = self.regularizer is not None and self.gamma > 0
         return not (regularized and self.placement == "paper" and len(self.layers) > 1)
 
@@ -404,7 +429,7 @@ class DeepOptEqCell(Cell):
         return StepBounds(contraction, input_bound)
 
     def slopes_along(self, rows: Tensor, context: Context, layout: Layout) -> Tensor | None:
-        """Return Lipschitz bounds on z ↦ ⟨g, T(z)⟩ for the differences g of rows.
+        """Bound the Lipschitz constant of z ↦ ⟨g, T(z)⟩, T the map, for differences g of rows.
 
         Args:
             rows: Rows of a linear head, shape (N, ...) with the shape of z.
@@ -455,7 +480,7 @@ class DeepOptEqCell(Cell):
         return error
 
     def energy_form(self, state: State, context: Context) -> EnergyForm | None:
-        """Return the form in y-space for a single layer without a regularizer, else None."""
+        """Return the objective in the variable y for one layer without a regularizer, else None."""
         if len(self.layers) > 1 or self.regularizer is not None:
             return None
         (layer,), (part,) = self.units(), context.parts.values()
@@ -473,12 +498,12 @@ class DeepOptEqCell(Cell):
 
 
 class UnitBlock(NamedTuple):
-    """Input and output of a layer: z = αp + (1−α)v with p = Wᵀσ(Wv + c)/μ = prox_φ(v).
+    """Input v and output z of a layer: z = αp + (1−α)v with p = Wᵀσ(Wv + c)/μ = prox_φ(v).
 
     Attributes:
         v: Input.
         z: Output.
-        envelope: α M_φ^{1−α}(z) per sample.
+        envelope: Moreau envelope α M_φ^{1−α}(z) of φ per sample.
     """
 
     v: Tensor
@@ -544,9 +569,9 @@ class DeepOptEqObjective(MapObjective[DeepOptEqCell]):
         return total + gamma * regularizer.value(proximal) + 0.5 * distance
 
     def gradient(self, state: State) -> tuple[Tensor, ...]:
-        """Return ∇Φ(z̃) + (I − P) z̃ (+ γ∇R at z_L), one tensor per block.
+        """Return the residual ∇Φ(z̃) + (I − P) z̃ of Theorem 2's inclusion, one tensor per block.
 
-        For L ≤ 2 it is the gradient of `value`.
+        With a regularizer R, γ∇R is added at z_L. For L ≤ 2 layers it is the gradient of `value`.
         """
         blocks = self.blocks(state)
         shifted = [blocks[-1], *blocks[:-1]]

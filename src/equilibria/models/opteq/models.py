@@ -47,13 +47,15 @@ def opteq(
 ) -> EquilibriumClassifier:
     """Build a convolutional OptEq classifier.
 
+    Its map is y ↦ σ(WWᵀy/μ + Ux + b) with the feature z = Wᵀy/μ, x the output of the stem.
+
     Args:
         channels: Channels of the feature z.
         width: Middle width, the channels of y.
         kernel_size: Side of W's kernel.
         input_kernel_size: Side of U's kernel.
         activation: σ.
-        mu: μ.
+        mu: The divisor μ of the map, positive.
         alpha: Weight of the new iterate in a step, in (0, 1].
         bias: Whether there is a bias b.
         space: Space of the state: "y", "z", or "auto" for the smaller one.
@@ -63,7 +65,7 @@ def opteq(
         image: Options of `image_classifier`.
 
     Raises:
-        ValueError: If mu is too small for Theorem 1.
+        ValueError: If mu is too small for OptEq's Theorem 1.
 
     Examples:
         >>> from equilibria.models.opteq.models import opteq
@@ -104,7 +106,7 @@ def deep_opteq_cell(
     init_scale: float = 0.5,
     **options: Any,
 ) -> DeepOptEqCell:
-    """Build the cell of a Deep OptEq.
+    """Build the cell of a Deep OptEq, whose layers are z ↦ αWᵀσ(Wz + Ux + b)/μ + (1 − α)z.
 
     Args:
         make: Makes W and U, like `Conv2d`.
@@ -138,6 +140,8 @@ def deep_opteq(
     **options: Any,
 ) -> EquilibriumClassifier:
     """Build a convolutional Deep OptEq classifier.
+
+    Its layers are z ↦ αWᵀσ(Wz + Ux + b)/μ + (1 − α)z (`UnitLayer`), x the output of the stem.
 
     Args:
         channels: Channels of z.

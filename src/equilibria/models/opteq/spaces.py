@@ -10,7 +10,7 @@ from equilibria.operators import LinearOperator
 
 
 def optimal_space(channels: int, width: int) -> Literal["y", "z"]:
-    """Return the space with the smaller state.
+    """Return the space with the smaller state: "y", or "z" for the features z = Wᵀy/μ.
 
     Args:
         channels: Channels of z.
@@ -22,7 +22,9 @@ def optimal_space(channels: int, width: int) -> Literal["y", "z"]:
 def opteq_cell(
     W: LinearOperator, U: LinearOperator, *, space: Literal["y", "z"] = "y", **options: Any
 ) -> Cell:
-    """Build OptEq's cell in y-space or z-space; the feature z* is the same.
+    """Build OptEq's cell with the state y, or with the feature z = Wᵀy/μ as its state.
+
+    The feature at the equilibrium is the same.
 
     Args:
         W: Operator from z to y.

@@ -44,8 +44,9 @@ from equilibria.registry import check_at_least_one, check_positive
 class ReflectionCell(EnergyCell):
     """Reflection 2z − u at z = u − Wᵀσ(Wz + b), the proximal operator of a convex potential.
 
-    The step is z ← z − s∇G(z) with s = 2/(2 + ζ²), ‖W‖ ≤ ζ. G is 1-strongly convex and its gradient
-    is (1 + ζ²)-Lipschitz, so the step is a contraction with factor ζ²/(2 + ζ²).
+    The step is z ← z − s∇G(z) with s = 2/(2 + ζ²), ‖W‖ ≤ ζ. The objective G of the proximal
+    operator is 1-strongly convex and its gradient is (1 + ζ²)-Lipschitz, so the step is a
+    contraction with factor ζ²/(2 + ζ²).
 
     Args:
         W: Operator of the potential.
@@ -70,7 +71,7 @@ class ReflectionCell(EnergyCell):
     output_form = "affine"
 
     def initial_state(self, x: Tensor, *others_and_context: Any) -> State:
-        """Return u, the solution for a potential of zero."""
+        """Return the input u, the solution for a potential of zero."""
         return x
 
     def output(self, state: State, context: Context) -> Tensor:
@@ -203,7 +204,7 @@ class UnitHead(nn.Module):
 
 
 class ReflectionNetwork(EquilibriumClassifier):
-    """1-Lipschitz classifier logits = head(R_L∘…∘R_1(embedding of the image)).
+    """1-Lipschitz classifier logits = head(R_L∘…∘R_1(embedding of the image)) of reflections R_l.
 
     Args:
         stem: An `Isometry`, followed by all reflections but the last.
@@ -223,7 +224,9 @@ class ReflectionNetwork(EquilibriumClassifier):
         return [m for m in (*self.stem, self.layer) if isinstance(m, EquilibriumLayer)]
 
     def margin_slopes(self) -> Tensor:
-        """Return the Lipschitz constants of the margins w_k − w_j in the pixels.
+        """Return the Lipschitz constants of the margins in the pixels.
+
+        A margin is the difference of the logits of two classes k and j.
 
         Returns:
             Shape (classes, classes), differentiable.

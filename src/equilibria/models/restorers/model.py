@@ -33,7 +33,7 @@ so that ‖W‖ is at most slightly larger on other maps.
 
 
 class DataTerm(Energy):
-    """Data term (weight/2)·‖A Wᵀy − ŷ‖² without the constant ‖ŷ‖².
+    """Data term (weight/2)·‖A Wᵀy − ŷ‖² of a code y and a measurement ŷ, without the constant.
 
     A multiplies by a mask and averages blocks of pixels. The inputs are Aᵀŷ and the mask.
 
@@ -99,12 +99,12 @@ class DataTerm(Energy):
 
 
 class RestoringCell(EnergyCell):
-    """Proximal gradient step of length 1/(1 + L) on a strongly convex objective.
+    """Cell of a restorer: a proximal gradient step of length 1/(1 + L) on its objective.
 
-    L bounds the curvature of the data term, the only smooth term but ½‖y‖². The step is a
-    contraction with factor L/(1 + L) for every weight of the data term, so the iteration converges
-    to the unique minimizer. On maps larger than the data term's `side` this holds as long as the
-    curvature is at most 2L.
+    The objective is strongly convex. L bounds the curvature of the data term, its only smooth term
+    but ½‖y‖². The step is a contraction with factor L/(1 + L) for every weight of the data term, so
+    the iteration converges to the unique minimizer. On maps larger than the data term's `side` this
+    holds as long as the curvature is at most 2L.
 
     Args:
         data: Data term; ‖W‖ must be bounded by construction.
@@ -137,7 +137,7 @@ class RestoringCell(EnergyCell):
         return StepBounds(torch.tensor(self.limit / (1 + self.limit)))
 
     def output(self, state: State, context: Context) -> Tensor:
-        """Return the restored image z = Wᵀy."""
+        """Return the restored image z = Wᵀy of a code y."""
         weights = context.parts["data_term"].weights("W")
         return self.data.W.adjoint(one_tensor(state, self.data), weights)
 

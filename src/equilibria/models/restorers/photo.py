@@ -29,7 +29,7 @@ from equilibria.registry import check_positive_pixels
 
 
 class PhotoCell(EnergyCell):
-    """Gradient step of length 1/L on G = data + prior with m ≤ ∇²G ≤ L.
+    """Gradient step of length 1/L on the objective G = data + prior with m ≤ ∇²G ≤ L.
 
     If m > 0, the step is a contraction with factor 1 − m/L.
 
@@ -123,7 +123,7 @@ class NoiseStem(nn.Module):
 
 
 class PhotoDenoiser(EquilibriumModel):
-    """Denoiser argmin_y ½‖y − x‖² + R_σ(y) of images x with noise σ, for training the prior R.
+    """Denoiser argmin_y ½‖y − x‖² + R_σ(y) of images x with noise σ, which trains a prior R.
 
     Solves start at x.
 

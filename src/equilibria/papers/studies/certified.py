@@ -35,7 +35,7 @@ BATCH = 250
 
 @dataclass
 class Judged:
-    """Measurements of one run."""
+    """Certified accuracy and accuracy under attack of one trained run, by distance."""
 
     run: str
     parameters: int
@@ -122,7 +122,7 @@ KINDS = ("certified", "safe", "pgd", "jiio")
 
 
 @dataclass(frozen=True)
-class Settings:
+class CertifiedSettings:
     """Settings of the study.
 
     Args:
@@ -136,7 +136,7 @@ class Settings:
     attacked: int = ATTACKED
 
 
-def carry_out(settings: Settings, work: Work) -> StudyOutcome:
+def carry_out(settings: CertifiedSettings, work: Work) -> StudyOutcome:
     """Certify and attack each run."""
     results = []
     for place, run in enumerate(settings.runs):
@@ -151,6 +151,6 @@ STUDY = Study(
     "certified",
     "",
     "Certified and attacked accuracy of trained runs",
-    Settings,
+    CertifiedSettings,
     carry_out,
 )

@@ -53,7 +53,16 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ClaimStudy:
-    """Claims that are decided by the same trained models."""
+    """A study that tests claims of one paper by comparing trained models.
+
+    The models are trained once, with the same seeds, for all claims of the study.
+
+    Attributes:
+        name: Name of the study on the command line.
+        title: Title of the study.
+        paper: Paper, with the table or figure that makes the claims.
+        comparisons: The claims.
+    """
 
     name: str
     title: str

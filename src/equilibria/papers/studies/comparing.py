@@ -178,7 +178,7 @@ def find(comparison: Comparison, results: Results) -> Finding:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ComparisonSettings:
     """Settings of a study that decides claims.
 
     Args:
@@ -198,7 +198,7 @@ class Settings:
             )
 
 
-def carry_out(study: ClaimStudy, settings: Settings, work: Work) -> StudyOutcome:
+def carry_out(study: ClaimStudy, settings: ComparisonSettings, work: Work) -> StudyOutcome:
     """Train the missing runs, and compare the models with paired seeds."""
     torch.set_num_threads(1)
     protocol = QUICK if settings.quick else FULL
@@ -252,7 +252,7 @@ def summary(study: ClaimStudy, results: Results, protocol: Protocol) -> StudyOut
 def studies() -> list[Study]:
     """Return one study per entry of `claims.CLAIM_STUDIES`."""
     return [
-        Study(study.name, study.paper, study.title, Settings, partial(carry_out, study))
+        Study(study.name, study.paper, study.title, ComparisonSettings, partial(carry_out, study))
         for study in CLAIM_STUDIES.values()
     ]
 

@@ -43,7 +43,7 @@ def epochs_of(contestant: Contestant) -> int:
 
 
 def row(contestant: Contestant, outcome: FitOutcome, epochs: int, budget: float) -> list[str]:
-    """Return the cells of one model."""
+    """Return the table cells of one trained model."""
     reached = outcome.accuracy >= TARGET and outcome.seconds <= budget
     return [
         contestant.title,
@@ -60,7 +60,7 @@ def row(contestant: Contestant, outcome: FitOutcome, epochs: int, budget: float)
 
 
 def heading(budget: float) -> list[str]:
-    """Return the titles of the columns."""
+    """Return the column titles of the table."""
     return [
         *("model", "parameters", "accuracy", "errors", "epochs", "CPU s", "clock s"),
         *("iterations", "converged", f"{TARGET:.0%} in {budget:g} s"),
@@ -68,7 +68,7 @@ def heading(budget: float) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Settings:
+class DigitsSettings:
     """Settings of the study.
 
     Args:
@@ -88,7 +88,7 @@ class Settings:
     validate: bool = False
 
 
-def carry_out(settings: Settings, work: Work) -> StudyOutcome:
+def carry_out(settings: DigitsSettings, work: Work) -> StudyOutcome:
     """Train each model on the digits and test it."""
     chosen = contestants(settings.models or None)
     training_settings = TrainingSettings(
@@ -133,4 +133,4 @@ def carry_out(settings: Settings, work: Work) -> StudyOutcome:
     return StudyOutcome({"runs": outcomes}, "\n".join(markdown_table(rows)), about)
 
 
-STUDY = Study("digits", "", "Does every family of models train?", Settings, carry_out)
+STUDY = Study("digits", "", "Does every family of models train?", DigitsSettings, carry_out)

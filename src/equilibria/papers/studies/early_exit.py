@@ -35,7 +35,7 @@ TURNS = 7
 
 @dataclass
 class Saved:
-    """Measurements of one run."""
+    """Evaluations and time that certified early exit saves for one trained run."""
 
     run: str
     model: str
@@ -115,7 +115,7 @@ def table(results: Sequence[Saved]) -> str:
 
 
 @dataclass(frozen=True)
-class Settings:
+class EarlyExitSettings:
     """Settings of the study.
 
     Args:
@@ -129,7 +129,7 @@ class Settings:
     turns: int = TURNS
 
 
-def carry_out(settings: Settings, work: Work) -> StudyOutcome:
+def carry_out(settings: EarlyExitSettings, work: Work) -> StudyOutcome:
     """Solve the test images of each run with and without the early exit."""
     torch.set_num_threads(1)
     results = []
@@ -139,4 +139,4 @@ def carry_out(settings: Settings, work: Work) -> StudyOutcome:
     return StudyOutcome({"runs": [asdict(result) for result in results]}, table(results))
 
 
-STUDY = Study("early-exit", "", "Savings by certified early exit", Settings, carry_out)
+STUDY = Study("early-exit", "", "Savings by certified early exit", EarlyExitSettings, carry_out)

@@ -34,11 +34,12 @@ def some_images(test: Split, count: int, seed: int) -> Split:
 
 @torch.no_grad()
 def heritage_diversity(model: nn.Module, test: Split, seed: int) -> Mapping[str, float]:
-    """Measure H, D and H/D of neighboring branches, with features scaled to norm 1.
+    """Measure heritage H, diversity D and H/D of neighboring branches, with features of norm 1.
 
     H is the sum of the inner products of corresponding channels. D is the sum of the absolute
-    values of all other inner products, divided by C − 1, so that both are sums of C numbers.
-    Without the scaling, a model could raise H by larger features or lower D by smaller ones.
+    values of all other inner products, divided by C − 1 for C channels, so that both are sums of C
+    numbers. Without the scaling to norm 1, a model could raise H by larger features or lower D by
+    smaller ones.
     """
     assert isinstance(model, EquilibriumClassifier)
     solution = model.solve(some_images(test, FEATURE_IMAGES, seed).images)
@@ -53,7 +54,7 @@ def heritage_diversity(model: nn.Module, test: Split, seed: int) -> Mapping[str,
 
 
 def robustness(model: nn.Module, test: Split, seed: int) -> Mapping[str, float]:
-    """Measure the accuracy under PGD in L∞."""
+    """Measure the accuracy under PGD with perturbations of limited L∞ norm."""
     images = some_images(test, ATTACKED_IMAGES, seed)
     settings = AttackSettings(method="pgd", norm="linf", eps=BUDGET, steps=ATTACK_STEPS)
     result = measure_attack(model, images.images, images.labels, settings, BATCH)
@@ -62,10 +63,10 @@ def robustness(model: nn.Module, test: Split, seed: int) -> Mapping[str, float]:
 
 @torch.no_grad()
 def perturbations(model: nn.Module, test: Split, seed: int) -> Mapping[str, float]:
-    """Measure the accuracy at g(x) − δ for δ reconstructed from the first branch, or random.
+    """Measure the accuracy for features g(x) − δ, δ reconstructed from the first branch, or random.
 
-    The entries of the reconstructed and the "binomial" δ are ±ε, those of the "uniform" δ lie
-    between −ε and ε.
+    The entries of the reconstructed and the "binomial" perturbation δ are ±ε, those of the
+    "uniform" one lie between −ε and ε.
     """
     assert isinstance(model, EquilibriumClassifier)
     images = some_images(test, PERTURBED_IMAGES, seed)

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
+from equilibria.data.image_files import as_pixels
 from equilibria.models import photo_prior
 from equilibria.papers.runner import RUNS
 from equilibria.papers.studies.study import Study, StudyOutcome, Work
@@ -85,7 +86,7 @@ class RestorationMethod:
 def photographs(side: int, gray: bool, which: str = "test") -> Iterator[tuple[str, Tensor]]:
     """Yield the center of each photograph, (1, channels, side, side)."""
     for name, picture in _pictures(which).items():
-        pixels = torch.from_numpy(np.array(picture)).float() / 255
+        pixels = as_pixels(torch.from_numpy(np.array(picture)))
         image = pixels[None].expand(3, -1, -1) if pixels.dim() == 2 else pixels.permute(2, 0, 1)
         if gray:
             image = (image * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(
@@ -217,7 +218,7 @@ def _denoisers() -> dict[str, RestoreFunction]:
 
 
 def ssim(images: Tensor, clean: Tensor) -> float:
-    """Return the mean structural similarity of two batches of images."""
+    """Return the mean structural similarity of images to the clean originals."""
     from skimage.metrics import structural_similarity
 
     first, second = (image[0].clamp(0, 1).double().numpy() for image in (images, clean))
@@ -249,7 +250,7 @@ def measure(
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
-    """Return a Markdown table of means over pictures and draws; ± is the standard error."""
+    """Return a Markdown table of means over test pictures and draws; ± is the standard error."""
     lines = ["| task | method | PSNR (dB) | gain of the prior (dB) | SSIM | CPU s | parameters |"]
     lines.append("|---|---|---:|---:|---:|---:|---:|")
     for task in dict.fromkeys(row["task"] for row in rows):
@@ -290,7 +291,7 @@ def _case(row: dict[str, Any]) -> tuple[str, int]:
 
 
 @dataclass(frozen=True)
-class Settings:
+class PhotographSettings:
     """Settings of the study.
 
     Args:
@@ -320,7 +321,7 @@ class Settings:
             check_choice(TASKS, task=task)
 
 
-def carry_out(settings: Settings, work: Work) -> StudyOutcome:
+def carry_out(settings: PhotographSettings, work: Work) -> StudyOutcome:
     """Restore the same damaged pictures with every method."""
     torch.set_num_threads(1)
     tasks = settings.tasks or tuple(TASKS)
@@ -353,6 +354,6 @@ STUDY = Study(
     "photographs",
     "",
     "Restoration of photographs, compared with other methods",
-    Settings,
+    PhotographSettings,
     carry_out,
 )

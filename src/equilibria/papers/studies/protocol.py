@@ -88,7 +88,7 @@ FULL = Protocol(side=16, training_images=20_000, validation_images=5_000, decays
 
 @dataclass(frozen=True)
 class Draw:
-    """Images of a seed."""
+    """Training and validation images of one seed."""
 
     training: Split
     validation: Split
@@ -193,7 +193,7 @@ class Plateau:
 
 @dataclass(frozen=True)
 class Trained:
-    """Outcome of a training. The model has the weights of its best epoch."""
+    """Outcome of a training; the model has the weights of its best epoch."""
 
     validation_accuracy: float
     epochs: int
@@ -258,7 +258,7 @@ Measure = Callable[[nn.Module, Split, int], Mapping[str, float]]
 
 
 class Runs:
-    """Folder of runs; existing runs are not repeated."""
+    """Folder of training runs of a study; existing runs are not repeated."""
 
     def __init__(self, folder: Path, data: DataSet, protocol: Protocol) -> None:
         self.folder, self.data, self.protocol = folder, data, protocol

@@ -163,7 +163,7 @@ def picture(by_family: Mapping[tuple[str, int], Sequence[Result]]) -> bytes:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SmallBudgetSettings:
     """Settings of the study.
 
     Args:
@@ -181,7 +181,7 @@ class Settings:
     root: Path | None = None
 
 
-def carry_out(settings: Settings, work: Work) -> StudyOutcome:
+def carry_out(settings: SmallBudgetSettings, work: Work) -> StudyOutcome:
     """Train each family at each budget, once per seed."""
     titles = [family.title for family in FAMILIES]
     for title in settings.families:
@@ -215,4 +215,4 @@ def carry_out(settings: Settings, work: Work) -> StudyOutcome:
     )
 
 
-STUDY = Study("small-budgets", "", "Models with few parameters", Settings, carry_out)
+STUDY = Study("small-budgets", "", "Models with few parameters", SmallBudgetSettings, carry_out)

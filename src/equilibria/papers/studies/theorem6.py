@@ -52,7 +52,10 @@ LOSS_FLOOR = 1e-14
 
 @dataclass(frozen=True)
 class SmoothLeakyReLU(Activation):
-    """σ(a) = pa + q(√(a² + 1) − 1), p = (1+s)/2, q = (1−s)/2: slopes strictly between s and 1."""
+    """Smooth leaky ReLU σ(a) = pa + q(√(a² + 1) − 1), p = (1+s)/2, q = (1−s)/2.
+
+    Its slopes are strictly between s and 1.
+    """
 
     name: ClassVar[str] = "smooth_leaky_relu"
     slope: float = 0.3
@@ -84,7 +87,7 @@ class SmoothLeakyReLU(Activation):
         return self.p * a.square() / 2 + self.q * (root / 2 - a)
 
     def inverse(self, y: Tensor) -> Tensor:
-        """Return σ⁻¹(y), a root of a quadratic equation."""
+        """Return the inverse σ⁻¹(y) of the activation, a root of a quadratic equation."""
         w = y + self.q
         return (self.p * w - self.q * (w.square() + self.slope).sqrt()) / self.slope
 
@@ -98,7 +101,10 @@ class SmoothLeakyReLU(Activation):
 
 @dataclass(frozen=True)
 class WidthSetting:
-    """The problem and the training; `width` is n_l, the rows of every W_l."""
+    """Settings of one training: sizes of the network and its data; `width` is that of each layer.
+
+    It is the number of rows of every matrix W_l.
+    """
 
     width: int
     depth: int = 2
@@ -113,7 +119,11 @@ class WidthSetting:
 
 @dataclass(frozen=True)
 class WidthRun:
-    """Measurements of one training."""
+    """Measurements of one training of a network of some width, for OptEq's Theorem 6.
+
+    In the following, ℓ is the loss, θ_t the weights after t steps and θ_T the final ones, η the
+    learning rate, and Q₀ the smallest eigenvalue of the tangent kernel at the start.
+    """
 
     setting: WidthSetting
     parameters: int
@@ -123,18 +133,21 @@ class WidthRun:
     """λ_max/λ_min of the tangent kernel at the start."""
     losses: list[float]
     gradient_ratio: float
-    """Smallest ‖∇ℓ‖²/2ℓ over the steps, divided by Q₀."""
+    """Smallest ‖∇ℓ‖²/2ℓ over the steps, ℓ the loss, divided by Q₀."""
     smallest_singular_value: float
     largest_norm: float
     movement: float
-    """‖θ_T − θ_0‖/‖θ_0‖."""
+    """Relative change ‖θ_T − θ_0‖/‖θ_0‖ of the weights."""
     distances: list[float]
-    """‖θ_t − θ_T‖ every `record_every` steps."""
+    """Distance ‖θ_t − θ_T‖ to the final weights, every `record_every` steps."""
     diverged: bool
 
     @property
     def bound(self) -> float:
-        """1 − ηQ₀."""
+        """Factor 1 − ηQ₀ per step by which Theorem 6 bounds the loss, with learning rate η.
+
+        Q₀ is the smallest eigenvalue of the tangent kernel at the start.
+        """
         return 1 - self.learning_rate * self.q0
 
     @property
@@ -146,7 +159,10 @@ class WidthRun:
 
     @property
     def holds(self) -> bool:
-        """Whether ℓ_t ≤ ℓ_0(1 − ηQ₀)^t at every step above the floor."""
+        """Whether the loss is within Theorem 6's bound at every step, above rounding errors.
+
+        The bound is ℓ_t ≤ ℓ_0(1 − ηQ₀)^t after t steps.
+        """
         if self.diverged:
             return False
         first = self.losses[0]
@@ -155,12 +171,15 @@ class WidthRun:
 
     @property
     def rate(self) -> float:
-        """Factor of the loss per step, fitted to the second half."""
+        """Factor of the loss per step, fitted to the second half of the steps."""
         return fitted_rate(self.losses, LOSS_FLOOR * self.losses[0])
 
     @property
     def distance_rate(self) -> float:
-        """Factor of ‖θ_t − θ_T‖ per step, fitted while θ_T is close to θ* compared with θ_t."""
+        """Factor per step of the distance ‖θ_t − θ_T‖ to the final weights.
+
+        It is fitted to the first two thirds, while θ_T is close to the limit compared with θ_t.
+        """
         early = self.distances[: max(2, 2 * len(self.distances) // 3)]
         return math.pow(fitted_rate(early, 0.0), 1 / self.setting.record_every)
 
@@ -178,7 +197,10 @@ def fitted_rate(values: Sequence[float], floor: float) -> float:
 
 
 class Network(nn.Module):
-    """Network y = W_{L+1} z*, z* the equilibrium of a Deep OptEq (Eq. 5) with free norms."""
+    """Network of the study: predictions W_{L+1} z*, z* the equilibrium of a Deep OptEq.
+
+    The norms of the weights are not limited (OptEq, Eq. 5).
+    """
 
     def __init__(self, setting: WidthSetting, generator: torch.Generator) -> None:
         super().__init__()
@@ -208,13 +230,13 @@ class Network(nn.Module):
             self.readout.div_(math.sqrt(m))
 
     def forward(self, x: Tensor, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the predictions and z*."""
+        """Return the predictions and the equilibrium z*."""
         z = self.layer(x, start)
         return z @ self.readout.mT, z
 
     @torch.no_grad()
     def singular_values(self) -> tuple[float, float]:
-        """Return the smallest singular value of all weights and the largest of the W_l."""
+        """Return the smallest singular value of all weights and the largest of the layers' W_l."""
         spectra = [torch.linalg.svdvals(unit.W.weights()[0]) for unit in self.units]
         smallest = min(float(s[-1]) for s in [*spectra, torch.linalg.svdvals(self.readout)])
         return smallest, max(float(s[0]) for s in spectra)
@@ -225,7 +247,10 @@ class Network(nn.Module):
 
 
 def tangent_spectrum(network: Network, x: Tensor) -> Tensor:
-    """Compute the eigenvalues of K = JJᵀ, ascending."""
+    """Compute the eigenvalues of the tangent kernel K = JJᵀ, ascending.
+
+    J is the Jacobian of the predictions in the parameters.
+    """
     predictions, _ = network(x)
     parameters = list(network.parameters())
     rows = []
@@ -238,7 +263,7 @@ def tangent_spectrum(network: Network, x: Tensor) -> Tensor:
 
 
 def train(setting: WidthSetting) -> WidthRun:
-    """Train by full-batch gradient descent on ℓ = ½‖prediction − target‖² in float64."""
+    """Train a network by full-batch gradient descent on ½‖prediction − target‖² in float64."""
     generator = torch.Generator().manual_seed(setting.seed)
     shape = (setting.samples, setting.inputs)
     x = F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=1)
@@ -311,7 +336,11 @@ def table(runs: Sequence[WidthRun]) -> str:
 
 @drawing()
 def figure(runs: Sequence[WidthRun]) -> Any:
-    """Draw the loss and the distance to the last weights with the linear rates of the theorem."""
+    """Plot loss and distance to the final weights, with the rates of OptEq's Theorem 6 dashed.
+
+    Args:
+        runs: One finished training per network width.
+    """
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(8.4, 4.2), layout="constrained")
@@ -344,7 +373,7 @@ def figure(runs: Sequence[WidthRun]) -> Any:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Theorem6Settings:
     """Settings of the study, with one training per width.
 
     Args:
@@ -358,7 +387,7 @@ class Settings:
     seed: int = 0
 
 
-def carry_out(settings: Settings, work: Work) -> StudyOutcome:
+def carry_out(settings: Theorem6Settings, work: Work) -> StudyOutcome:
     """Train a network of each width and compare its loss with the bound of the theorem."""
     runs = []
     for place, width in enumerate(settings.widths):
@@ -378,6 +407,6 @@ STUDY = Study(
     "theorem6",
     "OptEq, Theorem 6",
     "Gradient descent trains a wide Deep OptEq at a linear rate",
-    Settings,
+    Theorem6Settings,
     carry_out,
 )

@@ -60,38 +60,41 @@ class BranchFacts:
     injected: Tensor
     """Patches of Ux + b times W_h for every input, shape (inputs, entries)."""
     betas: Tensor
-    """β of every patch, shape (inputs, patches)."""
+    """Attention weight β of every patch, shape (inputs, patches)."""
     gamma: float
-    """γ of the Gaussian kernel."""
+    """Scale γ of the Gaussian kernel."""
     norm_w: float
-    """Upper bound on ‖W‖, including W_h."""
+    """Upper bound on the norm of the operator W, including W_h."""
     norm_u: float
-    """Upper bound on ‖U‖, including W_h."""
+    """Upper bound on the norm of the input operator U, including W_h."""
 
     @property
     def beta_max(self) -> float:
-        """Largest β of all inputs and patches."""
+        """Largest attention weight β of all inputs and patches."""
         return float(self.betas.max())
 
     @property
     def radius(self) -> float:
-        """B, the largest norm of an input or an equilibrium."""
+        """Largest norm B of an input or an equilibrium."""
         norms = [part.flatten(1).norm(dim=1).max() for part in (self.inputs, self.states)]
         return float(max(norms))
 
     @property
     def mu(self) -> float:
-        """μ = max(‖W‖, ‖U‖)."""
+        """Larger norm μ = max(‖W‖, ‖U‖) of the branch's operators."""
         return max(self.norm_w, self.norm_u)
 
     @property
     def largest_patch(self) -> float:
-        """Largest ‖q_p‖. It is infinite if any β is zero in floating point."""
+        """Largest norm of a patch q_p = (Ux + b − Wy)_p W_h, over all inputs.
+
+        It is infinite if any attention weight is zero in floating point.
+        """
         smallest = float(self.betas.min())
         return math.sqrt(-math.log(smallest) / self.gamma) if smallest > 0 else math.inf
 
     def apply_W(self, y: Tensor) -> Tensor:  # noqa: N802 - the paper's symbol
-        """Apply W, including W_h.
+        """Apply the operator W of the branch, including W_h.
 
         Args:
             y: Batch of states of the branch.
@@ -103,7 +106,7 @@ class BranchFacts:
         return projected(self.kernel, mapped)
 
     def apply_U(self, x: Tensor) -> Tensor:  # noqa: N802
-        """Apply U, including W_h, without the bias.
+        """Apply the input operator U of the branch, including W_h, without the bias.
 
         Args:
             x: Batch of inputs of the equilibrium layer.
@@ -203,7 +206,7 @@ def layer_facts(layer: EquilibriumLayer, inputs: Tensor) -> list[BranchFacts]:
 
 
 def projected(kernel: GaussianKernel, r: Tensor) -> Tensor:
-    """Multiply the patches of a feature map by W_h.
+    """Multiply the patches of a feature map by the matrix W_h of a Gaussian kernel.
 
     Args:
         kernel: Energy term of the branch. Patches are returned unchanged if it has no W_h.
@@ -222,7 +225,7 @@ def projected(kernel: GaussianKernel, r: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LipschitzBounds:
-    """Bounds L of a branch such that ‖z(x₁) − z(x₂)‖ ≤ L‖x₁ − x₂‖.
+    """Lipschitz bounds L of a GEQ branch: ‖z(x₁) − z(x₂)‖ ≤ L‖x₁ − x₂‖ for its equilibria z(x).
 
     A bound whose assumptions do not hold is infinite.
 
@@ -236,9 +239,9 @@ class LipschitzBounds:
     """
 
     printed: float
-    """Eq. 11, with μ = max(‖W‖, ‖U‖) and the values of β_max and B at the inputs."""
+    """GEQ's Eq. 11, with μ = max(‖W‖, ‖U‖) and the values of β_max and B at the inputs."""
     opteq: float
-    """Eq. 12, for an OptEq with the same μ."""
+    """GEQ's Eq. 12, for an OptEq with the same μ."""
     corrected: float
     """k‖W‖‖U‖/(1 − k‖W‖²) with k = min(1, β_max + 0.858 √γ max‖q_p‖). It holds for the given
     inputs."""
@@ -250,7 +253,7 @@ class LipschitzBounds:
 
 
 def lipschitz_bounds(facts: BranchFacts, iterations: int = 8) -> LipschitzBounds:
-    """Evaluate the bounds of Proposition 3 for a branch, and search for a lower bound.
+    """Evaluate the Lipschitz bounds of GEQ's Proposition 3 for a branch, and search a lower bound.
 
     Args:
         facts: The branch with its equilibria, from `branch_facts` or `layer_facts`.
@@ -278,7 +281,7 @@ def lipschitz_bounds(facts: BranchFacts, iterations: int = 8) -> LipschitzBounds
 
 
 def printed_lipschitz(mu: float, beta_max: float, gamma: float, radius: float) -> float:
-    """Evaluate Eq. 11, the printed bound of GEQ: a/(1 − a) with a = β_max μ² + √γ B μ³.
+    """Evaluate GEQ's Lipschitz bound as printed, Eq. 11: a/(1 − a), a = β_max μ² + √γ B μ³.
 
     Args:
         mu: μ, the larger of ‖W‖ and ‖U‖.
@@ -299,7 +302,7 @@ def printed_lipschitz(mu: float, beta_max: float, gamma: float, radius: float) -
 
 
 def opteq_lipschitz(mu: float) -> float:
-    """Evaluate Eq. 12, the printed bound of OptEq: μ/(1 − μ²).
+    """Evaluate OptEq's Lipschitz bound as printed in GEQ, Eq. 12: μ/(1 − μ²).
 
     Args:
         mu: μ, the larger of ‖W‖ and ‖U‖.
@@ -316,7 +319,7 @@ def opteq_lipschitz(mu: float) -> float:
 
 
 def remark_2(beta_max: float, gamma: float, radius: float) -> bool:
-    """Check the assumptions of Remark 2, under which Eq. 11 is below Eq. 12.
+    """Check GEQ's Remark 2: assumptions under which its bound (Eq. 11) is below OptEq's (Eq. 12).
 
     Args:
         beta_max: Largest β.
@@ -337,7 +340,7 @@ def remark_2(beta_max: float, gamma: float, radius: float) -> bool:
 def measured_lipschitz(
     layer: EquilibriumLayer, inputs: Tensor, iterations: int = 8, step: float = 1e-4
 ) -> float:
-    """Search for the largest quotient ‖z(x₁) − z(x₂)‖/‖x₁ − x₂‖.
+    """Search for the largest quotient ‖z(x₁) − z(x₂)‖/‖x₁ − x₂‖ of equilibria z at inputs x.
 
     The search covers all pairs of inputs and a neighborhood of every input. In the neighborhood,
     power iteration on JᵀJ improves the direction. Every quotient is computed from two equilibria.

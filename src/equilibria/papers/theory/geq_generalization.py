@@ -22,7 +22,9 @@ from equilibria.papers.theory.linear_maps import frobenius, gram_frobenius
 
 @dataclass(frozen=True)
 class GeneralizationBounds:
-    """Bounds on the expected error, with probability 1 − δ over training sets of M samples.
+    """Bounds of GEQ's Proposition 2 on the expected error, with probability 1 − δ.
+
+    The probability is over training sets of M samples.
 
     Examples:
         >>> from equilibria.papers import theory
@@ -34,11 +36,11 @@ class GeneralizationBounds:
     """
 
     margin_loss: float
-    """Fraction of training samples whose margin is at most η."""
+    """Fraction of training samples whose margin is at most η, the margin of the bound."""
     printed: float
-    """Eq. 10, for the GEQ."""
+    """GEQ's bound as printed (Eq. 10)."""
     printed_opteq: float
-    """Eq. 10, for an OptEq with the same norms."""
+    """The bound as printed for an OptEq with the same norms (Remark 1)."""
     by_proof: float
     """The bound with the constants of Lemma 2 and Eqs. 30 to 37, for the GEQ. It keeps their
     assumption on β."""
@@ -56,7 +58,7 @@ def generalization_bounds(
     margin: float = 1.0,
     delta: float = 0.05,
 ) -> GeneralizationBounds:
-    """Evaluate Proposition 2 for a GEQ at its training samples.
+    """Evaluate the generalization bounds of GEQ's Proposition 2 at training samples.
 
     Parallel branches count as one branch whose state contains all of theirs. For trained networks,
     bounds of this kind are far above 1 and therefore carry no information. They are infinite if
@@ -137,7 +139,7 @@ def generalization_bounds(
 
 @dataclass(frozen=True)
 class PacBayes:
-    """Quantities of Proposition 2 and the two forms of its bound.
+    """Quantities of GEQ's Proposition 2 (a PAC-Bayes bound), and the two forms of its bound.
 
     Examples:
         >>> from equilibria.papers.theory.geq_generalization import PacBayes
@@ -152,9 +154,9 @@ class PacBayes:
     mu: float
     """μ, the largest norm of W, U, the head and the biases."""
     m: float
-    """‖WᵀW‖."""
+    """m, the norm ‖WᵀW‖ of the branch's operator."""
     beta_max: float
-    """Largest β."""
+    """Largest attention weight β."""
     radius: float
     """B, the largest norm of an input."""
     units: int
@@ -164,9 +166,9 @@ class PacBayes:
     samples: int
     """M, the number of training samples; at least 2."""
     margin: float
-    """η, above 0."""
+    """η, the margin of the training error; above 0."""
     delta: float
-    """δ, between 0 and 1."""
+    """δ, the probability that the bound does not hold; between 0 and 1."""
 
     def __post_init__(self) -> None:
         if not (self.samples > 1 and self.margin > 0 and 0 < self.delta < 1):
@@ -176,11 +178,14 @@ class PacBayes:
             )
 
     def printed(self, *, is_opteq: bool = False) -> float:
-        """Evaluate the square root of Eq. 10 as the paper prints it; compare `by_proof`.
+        """Evaluate GEQ's generalization bound (Eq. 10) with the constants that the paper prints.
+
+        The constants of the paper's proof differ from these; `by_proof` evaluates the bound with
+        them.
 
         Args:
-            is_opteq: Whether to evaluate the bound of OptEq (Remark 1), whose slope β is 1, instead
-                of that of GEQ.
+            is_opteq: Whether to evaluate the bound of OptEq (Remark 1) instead of that of GEQ. It
+                has 1 in place of the largest attention weight β.
 
         Returns:
             The amount by which the bound exceeds the training error.
@@ -197,8 +202,9 @@ class PacBayes:
         return math.sqrt((divergence + chance) / self.samples)
 
     def by_proof(self, *, is_opteq: bool = False) -> float:
-        """Evaluate 4√((KL + ln(6M√M/δ))/(M − 1)) with the constants of the proof.
+        """Evaluate GEQ's generalization bound with the constants of the proof, not those printed.
 
+        It is 4√((KL + ln(6M√M/δ))/(M − 1)) for M samples, probability 1 − δ and the divergence KL.
         The constants follow from Lemma 2 and the perturbation bounds of Eqs. 30 and 35.
 
         Args:
@@ -226,7 +232,7 @@ class PacBayes:
 
 
 def margin_loss(logits: Tensor, labels: Tensor, margin: float) -> float:
-    """Compute the fraction of samples that are not classified correctly with a margin (Eq. 9).
+    """Compute the fraction of samples not classified correctly with a margin (GEQ, Eq. 9).
 
     Args:
         logits: Shape (samples, classes).

@@ -25,7 +25,7 @@ from equilibria.papers.theory.linear_maps import adjoint, frobenius, least_singu
 
 @dataclass(frozen=True)
 class SimilarityBounds:
-    """Similarity ⟨z(x₁), z(x₂)⟩ of every pair of inputs, and bounds on it.
+    """Similarity ⟨z(x₁), z(x₂)⟩ of the equilibria z at every pair of inputs, and bounds on it.
 
     Every tensor has shape (inputs, inputs).
 
@@ -49,13 +49,13 @@ class SimilarityBounds:
     """Eq. 14 with the printed D. It bounds an expectation over random U, not the value at this
     U."""
     printed_opteq: Tensor
-    """Eq. 15, for an OptEq with the same norm of W."""
+    """GEQ's Eq. 15, for an OptEq with the same norm of W."""
     remark_3: float
     """Distance of inputs beyond which D e^{…} ≤ 1: 2√(log D/γ)/σ_min(U)."""
 
 
 def similarity_bounds(facts: BranchFacts) -> SimilarityBounds:
-    """Evaluate Proposition 4 for all pairs of inputs of a branch, with corrected bounds.
+    """Evaluate GEQ's Proposition 4 for all pairs of inputs of a branch, with corrected bounds.
 
     The corrected bounds follow from z = σ(v) with v = Wᵀ diag(β)(c − Wz) and c = Ux + b. Because
     ‖z‖² = ⟨z, v⟩ and −⟨Wz, diag(β)Wz⟩ ≤ 0, every equilibrium satisfies
@@ -100,7 +100,7 @@ def similarity_bounds(facts: BranchFacts) -> SimilarityBounds:
 
 
 def arc_cosine(x1: Tensor, x2: Tensor, variance: float, units: int = 1) -> Tensor:
-    """Compute the expectation of ⟨σ(Ux₁), σ(Ux₂)⟩ over Gaussian weights U (Lemma 3).
+    """Compute the expectation of ⟨σ(Ux₁), σ(Ux₂)⟩ over Gaussian weights U (GEQ, Lemma 3).
 
     The lemma states the expectation for one unit. The value for a layer is the number of units
     times that.
@@ -130,7 +130,9 @@ def arc_cosine(x1: Tensor, x2: Tensor, variance: float, units: int = 1) -> Tenso
 def expected_opteq_similarity(
     x1: Tensor, x2: Tensor, variance: float, units: int, mu: float
 ) -> Tensor:
-    """Bound the expected similarity κ̄ of an OptEq by units · E[U²]‖x₁‖‖x₂‖/(2(1 − μ²)²).
+    """Bound the expected similarity of an OptEq's equilibria over Gaussian input weights U.
+
+    The bound is units · E[U²]‖x₁‖‖x₂‖/(2(1 − μ²)²).
 
     This corrects Eq. 15, which has an additional function of the angle between the inputs. Its
     derivation contains a step that does not hold for all vectors. The bound here follows from the
@@ -157,9 +159,9 @@ def expected_opteq_similarity(
 
 
 def remark_3(log_d: float, gamma: float, smallest: float) -> float:
-    """Compute the distance d of inputs beyond which D e^{−¼γσ_min²d²} ≤ 1.
+    """Compute the distance of inputs beyond which GEQ's similarity bound is below OptEq's.
 
-    Beyond this distance the bound on κ̄ for GEQ is below that for OptEq.
+    This is GEQ's Remark 3: the distance d beyond which D e^{−¼γσ_min²d²} ≤ 1.
 
     Args:
         log_d: log D.

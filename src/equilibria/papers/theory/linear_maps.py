@@ -79,7 +79,7 @@ def _probes(shape: tuple[int, ...]) -> tuple[Tensor, float]:
 
 
 def adjoint(mapped: Map, like: Tensor, vectors: Tensor) -> Tensor:
-    """Apply the adjoint Aᵀ.
+    """Apply the adjoint Aᵀ of a linear map A.
 
     Args:
         mapped: The map A.

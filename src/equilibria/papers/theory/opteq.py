@@ -32,7 +32,7 @@ from equilibria.operators.compose import OperatorLike
 
 
 class AffineOptEqCell(Cell):
-    """OptEq layer after an affine change of variables (Table 1, row 3).
+    """OptEq layer after an affine change of variables (OptEq, Table 1, row 3).
 
     With the OptEq layer f = prox_φ and A(z) = Rz + t, the iteration is z ← A⁻¹(f(A(z))):
 
@@ -88,7 +88,7 @@ class AffineOptEqCell(Cell):
         return _mix(context["R_inverse"], image - _per_channel(context["t"], image))
 
     def transform(self, state: State, context: Context) -> Tensor:
-        """Compute A(z) = Rz + t.
+        """Apply the affine map: return A(z) = Rz + t.
 
         Args:
             state: z, shape (B, channels, ...).
@@ -102,7 +102,7 @@ class AffineOptEqCell(Cell):
         return moved + _per_channel(context["t"], moved)
 
     def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
-        """Bound the Lipschitz constant in the Euclidean norm by cond(R) times the bound of f.
+        """Bound the Lipschitz constant in the Euclidean norm, by cond(R) times that of the layer.
 
         Args:
             context: Context that `inject` returned.
@@ -121,7 +121,7 @@ class AffineOptEqCell(Cell):
 
 
 class AffineObjective(MapObjective[AffineOptEqCell]):
-    """Objective φ∘A of `AffineOptEqCell`, evaluated at the image of a state.
+    """Objective φ∘A of `AffineOptEqCell`, φ that of its OptEq layer, at the image of a state.
 
     With a skip connection (`alpha` below 1) the objective is α M_φ^{1−α}∘A.
     """
@@ -147,7 +147,7 @@ class AffineObjective(MapObjective[AffineOptEqCell]):
 
 
 class MultivariateOptEqCell(Cell):
-    """OptEq layer with a linear activation that mixes channels (Table 1, row 4).
+    """OptEq layer with a linear activation that mixes channels (OptEq, Table 1, row 4).
 
     A symmetric positive semidefinite matrix S replaces the elementwise σ:
 
@@ -212,7 +212,9 @@ class MultivariateOptEqCell(Cell):
         return self.W.adjoint(y, context.weights("W"))
 
     def lift(self, state: State, context: Context) -> tuple[Tensor, Tensor]:
-        """Compute Fᵀa and y = Sa for a = Wz + Ux + b.
+        """Compute Fᵀa and the hidden activations y = Sa of the layer, for a = Wz + Ux + b.
+
+        S = FFᵀ is the linear activation.
 
         Args:
             state: z, shape (B, channels of z, ...).
@@ -314,7 +316,7 @@ def _per_channel(vector: Tensor, like: Tensor) -> Tensor:
 
 
 def universal_hidden_units(weights: Sequence[Tensor], width: int | None = None) -> list[Tensor]:
-    """Construct the matrices of Lemma 1, which turn a network into a chain of unit layers.
+    """Construct the matrices of OptEq's Lemma 1, which turn a network into a chain of unit layers.
 
     The network is s_{k+1} = σ(W_{k+1} s_k + …). The returned matrices W̄_k satisfy
     W̄_{k+1} W̄_kᵀ = W_{k+1}. The unit layers z̄_{k+1} = W̄_kᵀσ(W̄_k z̄_k + …) therefore compute the
@@ -365,7 +367,7 @@ def deep_opteq_of_network(
     biases: Sequence[Tensor],
     activation: str | Activation = "relu",
 ) -> tuple[DeepOptEqCell, Tensor]:
-    """Construct a Deep OptEq whose equilibrium equals the output of a network (Lemma 2).
+    """Construct a Deep OptEq whose equilibrium is the output of a network (OptEq, Lemma 2).
 
     The network is s_1 = σ(A_1 x + b_1), s_{k+1} = σ(A_{k+1} s_k + b_{k+1}), y = A_{L+1} s_L.
 

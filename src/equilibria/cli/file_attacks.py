@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import equilibria as eq
 
-from equilibria.data import read_pixels
-from equilibria.data.image_files import BRIGHTEST, readable
-from equilibria.inputs import AttackSettings, attack
-from equilibria.models.base import predicted_classes
-from equilibria.report.figures import drawn_files
-from equilibria.report.sheets import image_png
-from equilibria.solvers import Status
-from equilibria.training.experiment import RecipeModel
-from equilibria.training.files import write_atomically
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from equilibria.inputs import AttackSettings
+    from equilibria.training.experiment import RecipeModel
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ def attack_files(
     Examples:
         >>> from pathlib import Path
         >>> eq.data.image_from_tensor(eq.data.load_digits().test.images[0]).save("zero.png")
-        >>> from equilibria.report.file_attacks import attack_files
+        >>> from equilibria.cli.file_attacks import attack_files
         >>> from equilibria.training.experiment import trained_model
         >>> run = trained_model("digits-opteq")
         >>> attack, cpu = eq.inputs.AttackSettings(eps=0.5), torch.device("cpu")
@@ -89,6 +86,13 @@ def attack_files(
         >>> [result.before for result in results]
         ['0']
     """
+    import torch
+
+    from equilibria.data.image_files import readable
+    from equilibria.report.figures import drawn_files
+    from equilibria.report.sheets import image_png
+    from equilibria.training.files import write_atomically
+
     names = run.images.class_names
     if label is not None and label not in names:
         raise ValueError(f"{label!r} is not a class of the run; its classes are {', '.join(names)}")
@@ -99,7 +103,7 @@ def attack_files(
         output.mkdir(parents=True, exist_ok=True)
 
     def read(item: tuple[Path, tuple[Path | None, ...]]) -> tuple[Tensor, int]:
-        pixels = read_pixels(item[0], run.images.frame, is_gray=run.images.is_gray)
+        pixels = eq.data.read_pixels(item[0], run.images.frame, is_gray=run.images.is_gray)
         pixels = pixels[None].to(device)
         prediction = _prediction(run, pixels)
         if prediction < 0:
@@ -114,7 +118,9 @@ def attack_files(
             if settings in refused:
                 continue
             try:
-                result = attack(run.model, pixels, torch.tensor([true], device=device), settings)
+                result = eq.inputs.attack(
+                    run.model, pixels, torch.tensor([true], device=device), settings
+                )
             except (TypeError, ValueError) as error:
                 refused.append(settings)
                 if on_refused is None or len(refused) == len(attacks):
@@ -127,7 +133,7 @@ def attack_files(
                 written = _in_bytes(pixels, result.images)
                 write_atomically(target, image_png(written[0]))
                 in_file = _prediction(run, written)
-            status = None if result.status is None else Status(int(result.status[0]))
+            status = None if result.status is None else eq.Status(int(result.status[0]))
             yield AttackedFile(
                 file=str(file),
                 method=settings.method,
@@ -144,12 +150,18 @@ def attack_files(
             )
 
 
-@torch.no_grad()
 def _prediction(run: RecipeModel, images: Tensor) -> int:
-    return int(predicted_classes(run.model(images))[0])
+    import torch
+
+    from equilibria.models.base import predicted_classes
+
+    with torch.no_grad():
+        return int(predicted_classes(run.model(images))[0])
 
 
 def _in_bytes(image: Tensor, attacked: Tensor) -> Tensor:
     """Round an attacked image to 8 bits, towards the original, so that it stays within eps."""
+    from equilibria.data.image_files import BRIGHTEST
+
     steps = ((attacked - image).double() * BRIGHTEST).trunc()
     return (image + steps / BRIGHTEST).to(image.dtype).clamp(0, 1)
