@@ -1,4 +1,4 @@
-"""Registries of objects by name, such as solvers and models, and checks of option values."""
+"""Registries of objects by name, such as solvers and models; checks of option values and names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, overload
@@ -14,6 +15,11 @@ from equilibria.plugins import load_installed
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+
+UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Characters that move the cursor, change colors or text direction, or cannot be encoded."""
 
 
 class Registry(Generic[T]):
@@ -162,6 +168,11 @@ class Registry(Generic[T]):
                 f"{choice!r}: set them on that object"
             )
         return choice
+
+
+def printable(text: str) -> str:
+    """Return a text with control characters escaped as in JSON; file names can contain them."""
+    return UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def nearest(name: object, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> str:

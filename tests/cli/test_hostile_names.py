@@ -112,6 +112,8 @@ def test_pages_escape_names(run: Path, files: list[str]) -> None:
     for name in ("report.html", "why.html"):
         page = Path(name).read_text(encoding="utf-8")
         assert "onerror=alert(1)" in page
+        assert not CONTROL.search(page)
         parsed = Tags(page)
         assert "script" not in parsed.tags
         assert not any(attribute.startswith("on") for attribute in parsed.attributes)
+    assert "@\\u001b[31mred" in Path("report.html").read_text(encoding="utf-8")

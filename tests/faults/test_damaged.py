@@ -23,7 +23,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from equilibria.cli.faults import printable
+from equilibria.registry import printable
 from tests.program import invoke
 
 CASES = int(os.environ.get("EQUILIBRIA_DAMAGED", "160"))

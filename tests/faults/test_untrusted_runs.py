@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,8 @@ import equilibria as eq
 from equilibria.training import CheckpointWarning, DamagedFileError, ModelSizeError
 from equilibria.training.experiment import Experiment
 from equilibria.training.files import sealed_json, unsealed
-from equilibria.training.recipe import recipe_from_data
+from equilibria.training.recipe import is_of_package, recipe_from_data
+from equilibria.training.sizes import size_limit
 from tests.program import invoke
 
 SMALL = (
@@ -235,6 +239,30 @@ def test_every_preset_is_within_the_size_limit(name: str) -> None:
     sides = {"cityscapes": (1024, 2048), "segmentation": (360, 480), "imagenet": (224, 224)}
     height, width = next((sides[part] for part in sides if part in name), (32, 32))
     eq.training.sizes.check_model_size(name, {}, (channels, height, width))
+
+
+def test_models_of_the_package_load_without_the_compiler_of_pytorch() -> None:
+    """The estimate of a size imports it, which takes longer than the rest of `load`."""
+    code = (
+        "import sys, equilibria as eq\n"
+        "for name, card in eq.models.pretrained_cards().items():\n"
+        "    card.task == 'restore' or eq.load(name)\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_options_beside_those_of_the_package_are_checked() -> None:
+    model = eq.training.load_recipe("digits-opteq").model
+    assert is_of_package(model)
+    assert is_of_package(replace(model, options={**model.options, "tolerance": 1e-6}))
+    assert not is_of_package(replace(model, options={**model.options, "stem_depth": 3}))
+    assert not is_of_package(replace(model, name="opteq"))
+
+
+def test_models_of_the_package_observe_a_lowered_limit() -> None:
+    with size_limit(1e-6), pytest.raises(ModelSizeError, match="limit of 1e-06 GB"):
+        eq.load("digits-opteq")
 
 
 def test_estimating_the_size_does_not_change_initial_weights() -> None:

@@ -22,7 +22,8 @@ from equilibria.cli.console import (
     shown,
 )
 from equilibria.cli.evaluate import as_data
-from equilibria.cli.faults import printable, writable_folder
+from equilibria.cli.faults import writable_folder
+from equilibria.registry import printable
 
 if TYPE_CHECKING:
     from equilibria.report.compare import ComparedRun

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 from rich.table import Table
 
 import equilibria as eq
-from equilibria.cli.faults import printable
+from equilibria.registry import printable
 
 FILE_WIDTH = 200
 """Width of output that is not a terminal, in characters."""

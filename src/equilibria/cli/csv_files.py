@@ -6,7 +6,7 @@ import csv
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
-from equilibria.cli.faults import printable
+from equilibria.registry import printable
 
 FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\n", "\r")
 """Spreadsheets evaluate cells that start with one of these (OWASP's list)."""

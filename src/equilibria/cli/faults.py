@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 from rich.text import Text
+
+from equilibria.registry import printable
 
 MISTAKES = (ImportError, OSError, TypeError, ValueError)
 """Errors in arguments and inputs: exit code 2."""
@@ -38,11 +39,6 @@ REMEDIES = {
 }
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.EIO}
 
-UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-"""Characters that move the cursor, change colors or text direction, or cannot be encoded."""
-
 debug = False
 """Whether tracebacks are shown; set for every command."""
 
@@ -53,11 +49,6 @@ class FaultError(Exception):
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
         self.code = code
-
-
-def printable(text: str) -> str:
-    """Return a text with control characters escaped as in JSON; file names can contain them."""
-    return UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def fail(message: str, code: int = 2) -> NoReturn:

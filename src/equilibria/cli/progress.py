@@ -12,8 +12,9 @@ from rich.console import Console
 
 import equilibria as eq
 from equilibria import plugins
-from equilibria.cli.faults import FAILURES, INTERRUPTED, MISTAKES, FaultError, printable, sentence
+from equilibria.cli.faults import FAILURES, INTERRUPTED, MISTAKES, FaultError, sentence
 from equilibria.cli.processes import fail_together
+from equilibria.registry import printable
 
 if TYPE_CHECKING:
     import torch

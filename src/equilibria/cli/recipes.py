@@ -10,7 +10,7 @@ from typer import Argument, Option
 import equilibria as eq
 from equilibria.cli.app import JsonList, command
 from equilibria.cli.console import print_json, print_table, say
-from equilibria.cli.faults import printable
+from equilibria.registry import printable
 
 
 @command(

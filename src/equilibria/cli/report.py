@@ -15,7 +15,8 @@ from typer import Argument, Option
 import equilibria as eq
 from equilibria.cli.app import Best, DataRoot, Device, OverwriteFiles, command, page_footer
 from equilibria.cli.console import progress_bar, say
-from equilibria.cli.faults import check_new, printable, writable_file
+from equilibria.cli.faults import check_new, writable_file
+from equilibria.registry import printable
 
 SEVERAL = Path("report.html")
 """Default file for the page of several runs."""

@@ -22,12 +22,12 @@ from equilibria.cli.faults import (
     MISTAKES,
     FaultError,
     complain,
-    printable,
     sentence,
     unanswered,
 )
 from equilibria.cli.processes import agreed, launch, work_in_group
 from equilibria.cli.progress import follow, keeping, what_is_kept
+from equilibria.registry import printable
 
 if TYPE_CHECKING:
     import torch

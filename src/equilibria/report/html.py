@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from equilibria.data import image_from_tensor
+from equilibria.registry import printable
 from equilibria.report.charts import Chart
 from equilibria.report.figures import (
     calibration_chart,
@@ -92,7 +93,7 @@ def _rendered(template: str, **facts: Any) -> str:
         "attention_pictures": _attention,
         "bars": _bars,
     }
-    return environment.get_template(template).render(**facts)
+    return printable(environment.get_template(template).render(**facts))
 
 
 def _picture(image: Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -49,12 +50,21 @@ from equilibria.training.folder import RunFolder
 from equilibria.training.loop import fit
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes, choose_device
-from equilibria.training.recipe import GIVEN, Recipe, errors_at, validation_messages
-from equilibria.training.sizes import check_model_size
+from equilibria.training.recipe import (
+    GIVEN,
+    Recipe,
+    errors_at,
+    is_of_package,
+    validation_messages,
+)
+from equilibria.training.sizes import DEFAULT_GIGABYTES, check_model_size, current_limit
 from equilibria.training.weights_source import Weights, source_of
 
 KEPT_LATENTS = 2000
 """Number of latents of training images that a run of a generator or an autoencoder keeps."""
+SMALL_IMAGE, FEW_CLASSES = 3 * 256**2, 1000
+"""Largest image (in numbers) and number of classes for which models of the package need no check of
+their size. The check takes over a second, because PyTorch imports its compiler for it."""
 READ_BATCH_SIZE = 32
 """Number of images per batch when images are read into memory."""
 VALIDATION_SEED = 20220613
@@ -384,8 +394,14 @@ def fitting_options(model: str, data: DataSet | ImageSpec) -> dict[str, Any]:
 
 def _model(recipe: Recipe, images: ImageSpec) -> nn.Module:
     options = _options(recipe, images)
-    check_model_size(recipe.model.name, options, images.image_shape)
+    is_known = current_limit() >= DEFAULT_GIGABYTES and _is_small(images)
+    if not (is_known and is_of_package(recipe.model)):
+        check_model_size(recipe.model.name, options, images.image_shape)
     return create_model(recipe.model.name, images=images, **options)
+
+
+def _is_small(images: ImageSpec) -> bool:
+    return math.prod(images.image_shape) <= SMALL_IMAGE and images.num_classes <= FEW_CLASSES
 
 
 def _options(recipe: Recipe, images: ImageSpec) -> dict[str, Any]:

@@ -336,6 +336,27 @@ def list_recipes() -> dict[str, Path]:
     }
 
 
+def is_of_package(model: ModelRecipe) -> bool:
+    """Return whether a recipe of the package has this model with the same options.
+
+    Args:
+        model: Model of a recipe; its tolerance may differ.
+    """
+
+    def essential(options: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in options.items() if name != "tolerance"}
+
+    for path in PACKAGED.glob("*.yaml"):
+        text = path.read_text(encoding="utf-8")
+        if model.name in text:
+            known = parse_yaml(text)["model"]
+            if known["name"] == model.name and essential(known.get("options", {})) == essential(
+                model.options
+            ):
+                return True
+    return False
+
+
 def _checked(data: Mapping[str, Any], kind: type, place: str) -> dict[str, Any]:
     """Return a copy of the data; raise for unknown keys and suggest similar ones."""
     hints = typing.get_type_hints(kind)
