@@ -31,6 +31,12 @@ from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.solution import Solution, Status
 
 
+LARGEST_HISTORY = 2**17
+"""Batches whose states have this many numbers or more are solved eagerly where Anderson
+acceleration is needed: a graph copies its history in every iteration, which takes longer than the
+overhead that it saves."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompiledSolver(Method):
     """Solver whose loop is a compiled graph; results and statuses are those of another solver.
@@ -194,7 +200,11 @@ def graph_iteration(base: Method, problem: FixedPointProblem) -> GraphIteration 
         return "the map updates batch statistics in training, so its solve runs eagerly"
     if has_replaced_methods(cell):
         return "a method of the map was replaced by a function, so its solve runs eagerly"
-    return _settings(base, problem)
+    iteration = _settings(base, problem)
+    numbers = problem.packing.size * problem.packing.samples
+    if isinstance(iteration, GraphIteration) and iteration.memory > 1:
+        return iteration if numbers < LARGEST_HISTORY else ""
+    return iteration
 
 
 def _settings(base: Method, problem: FixedPointProblem) -> GraphIteration | str:

@@ -23,6 +23,7 @@ from equilibria.context import Context, State
 from equilibria.context.state import map_state
 from equilibria.context.twin import twin
 from equilibria.equilibrium import EquilibriumLayer, capabilities
+from equilibria.equilibrium.formats import usable
 from equilibria.equilibrium.layer import Inputs, as_inputs
 from equilibria.solvers.graph import traced_loop
 from equilibria.solvers.solution import Solution
@@ -48,7 +49,7 @@ class GraphLayer(nn.Module):
         self.epsilon = 0.0
 
     def forward(self, x: Inputs, start: State | None = None) -> Tensor:
-        (layer,), inputs = self._source, as_inputs(x)
+        (layer,), inputs = self._source, usable(as_inputs(x))
         cell = self.layer.cell
         if capabilities.refresh_until(cell) or layer.couples_batch:
             raise NotInOneGraph

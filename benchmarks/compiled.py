@@ -1,0 +1,347 @@
+"""Compare compiled solves with eager ones and with JAX: `python -m benchmarks.compiled`.
+
+Every side solves the same problems in one process on one core. For each side, the fastest of its
+solvers and tolerances counts whose true error, relative to a solution in float64, is at most the
+target of the row. Times are medians of wall time, taken in turns. JAX is optional
+(`pip install -e '.[jax]'`): jaxopt's fixed-point iteration and Anderson acceleration and
+optimistix's fixed-point iteration, jitted and warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import equilibria as eq
+
+TOLERANCES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
+LIMIT = 500
+TRIAL_REPEATS = 7
+
+Run = Callable[[], Any]
+
+
+class DenseMap(nn.Module):
+    """relu(Wz + x)."""
+
+    def __init__(self, W: Tensor) -> None:
+        super().__init__()
+        self.W = nn.Parameter(W)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.relu(z @ self.W.T + x)
+
+
+class ConvMap(nn.Module):
+    """relu(W * z + x) with a 3×3 convolution."""
+
+    def __init__(self, W: Tensor) -> None:
+        super().__init__()
+        self.W = nn.Parameter(W)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.relu(F.conv2d(z, self.W, padding=1) + x)
+
+
+@eq.energy_term(convex=True)
+def smoothness(y: Tensor, x: Tensor) -> Tensor:
+    return (y[:, 1:] - y[:, :-1]).square().sum(dim=1)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A fixed-point problem for PyTorch and for JAX."""
+
+    name: str
+    layer: Callable[..., eq.EquilibriumLayer]
+    """Makes the layer, given solver and tolerance."""
+    x: Tensor
+    weights: Tensor
+    jax_map: Callable[[Any, Any, Any, Any], Any]
+    """T(z, W, x), given jax first."""
+
+
+def problems() -> Iterator[Problem]:
+    """Yield the problems: dense maps, a convolution, and the energy of the README."""
+    generator = torch.Generator().manual_seed(0)
+    for batch, width in ((64, 16), (1, 256), (64, 256), (512, 256)):
+        W = torch.randn(width, width, generator=generator)
+        W *= 0.95 / torch.linalg.matrix_norm(W, 2)
+        x = torch.randn(batch, width, generator=generator)
+
+        def dense(jax: Any, z: Any, W: Any, x: Any) -> Any:
+            return jax.nn.relu(z @ W.T + x)
+
+        yield Problem(f"dense {batch} × {width}", _layer(DenseMap, W), x, W, dense)
+    W = torch.randn(32, 32, 3, 3, generator=generator)
+    W *= 0.95 / torch.fft.fft2(W, s=(16, 16)).permute(2, 3, 0, 1).svd().S.max()
+    x = torch.randn(32, 32, 16, 16, generator=generator)
+
+    def conv(jax: Any, z: Any, W: Any, x: Any) -> Any:
+        return jax.nn.relu(jax.lax.conv(z, W, (1, 1), "SAME") + x)
+
+    yield Problem("convolution 32 × 32 × 16 × 16", _layer(ConvMap, W), x, W, conv)
+    for size in (16, 256):
+        torch.manual_seed(0)
+        U = eq.Dense(8, size)
+        W = eq.Dense(size * 3 // 4, size, norm="bound", zeta=0.6)
+        x = torch.randn(5, 8)
+        with torch.no_grad():
+            matrices = torch.cat([U.weights()[0], W.weights()[0]], dim=1).detach()
+
+        def energy_layer(U: Any = U, W: Any = W, **solving: Any) -> eq.EquilibriumLayer:
+            U, W = copy.deepcopy(U), copy.deepcopy(W)
+            energy = eq.Input(U) + eq.Quadratic(W) + 0.1 * smoothness
+            return eq.EquilibriumLayer(energy, **solving)
+
+        def energy(jax: Any, z: Any, W: Any, x: Any) -> Any:
+            U, W = W[:, :8], W[:, 8:]
+
+            def value(y: Any) -> Any:
+                squares = ((y[:, 1:] - y[:, :-1]) ** 2).sum()
+                return -(x @ U.T * y).sum() - 0.5 * ((y @ W) ** 2).sum() + 0.1 * squares
+
+            return jax.nn.relu(-jax.grad(value)(z))
+
+        yield Problem(f"energy of the README, {size}", energy_layer, x, matrices, energy)
+
+
+def _layer(make: type[nn.Module], W: Tensor) -> Callable[..., eq.EquilibriumLayer]:
+    def layer(**solving: Any) -> eq.EquilibriumLayer:
+        return eq.EquilibriumLayer(make(W.clone()), **solving)
+
+    return layer
+
+
+def reference(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Return the equilibrium, and the gradient of ½‖z*‖² in x, in float64."""
+    layer = problem.layer(tolerance=1e-13, max_iterations=5000).double().eval()
+    x = problem.x.double().requires_grad_()
+    z = layer(x)
+    (gradient,) = torch.autograd.grad(0.5 * z.square().sum(), x)
+    return z.detach(), gradient
+
+
+def error(result: Any, exact: Tensor) -> float:
+    values = torch.as_tensor(result.tolist() if not isinstance(result, Tensor) else result)
+    return float((values.detach().double() - exact).norm() / exact.norm())
+
+
+def torch_candidates(problem: Problem, *, train: bool, compiled: bool) -> Iterator[tuple[str, Run]]:
+    """Yield our solves, from loose to tight."""
+    for tolerance in TOLERANCES:
+        for solver in ("auto", "picard"):
+            layer = problem.layer(solver=solver, tolerance=tolerance, max_iterations=LIMIT).eval()
+            model: nn.Module = eq.compile(layer) if compiled else layer
+            x = problem.x.clone().requires_grad_(train)
+
+            def solve(model: nn.Module = model, x: Tensor = x) -> Tensor:
+                with torch.no_grad():
+                    return model(x)
+
+            def step(model: nn.Module = model, x: Tensor = x) -> Tensor:
+                x.grad = None
+                model.zero_grad()
+                (0.5 * model(x).square().sum()).backward()
+                assert x.grad is not None
+                return x.grad
+
+            yield f"{solver} {tolerance:g}", step if train else solve
+
+
+def jax_candidates(problem: Problem, *, train: bool) -> Iterator[tuple[str, Run]]:
+    """Yield jitted solves of jaxopt and optimistix, from loose to tight."""
+    import jax
+    import jax.numpy as jnp
+    import jaxopt
+    import optimistix
+
+    x, W = jnp.asarray(problem.x.numpy()), jnp.asarray(problem.weights.numpy())
+
+    def step(z: Any, W: Any, x: Any) -> Any:
+        return problem.jax_map(jax, z, W, x)
+
+    exact = reference(problem)[0]
+    start = jnp.zeros(tuple(exact.shape), dtype=jnp.float32)
+    scale = float(exact.norm())
+
+    def jaxopt_solve(make: Any, tolerance: float) -> Any:
+        solver = make(step, maxiter=LIMIT, tol=tolerance * scale, implicit_diff=True)
+        return lambda W, x: solver.run(start, W, x).params
+
+    def optimistix_solve(tolerance: float) -> Any:
+        solver = optimistix.FixedPointIteration(rtol=tolerance, atol=tolerance)
+
+        def solve(W: Any, x: Any) -> Any:
+            solution = optimistix.fixed_point(
+                lambda z, args: step(z, *args), solver, start, args=(W, x), max_steps=LIMIT
+            )
+            return solution.value
+
+        return solve
+
+    makers = {
+        "jaxopt fixed point": lambda t: jaxopt_solve(jaxopt.FixedPointIteration, t),
+        "jaxopt Anderson": lambda t: jaxopt_solve(jaxopt.AndersonAcceleration, t),
+        "optimistix": optimistix_solve,
+    }
+    for tolerance in TOLERANCES:
+        for name, make in makers.items():
+            solve = make(tolerance)
+
+            def loss(W: Any, x: Any, solve: Any = solve) -> Any:
+                return 0.5 * (solve(W, x) ** 2).sum()
+
+            function = jax.jit(jax.grad(loss, argnums=(0, 1)) if train else solve)
+
+            def run(function: Any = function) -> Any:
+                result = function(W, x)
+                return jax.block_until_ready(result[1] if train else result)
+
+            yield f"{name} {tolerance:g}", run
+
+
+def wall(run: Run) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def fastest(
+    candidates: Iterator[tuple[str, Run]], exact: Tensor, target: float
+) -> tuple[str, Run] | None:
+    """Return the fastest candidate that reaches the target.
+
+    Candidates come from loose to tight, several per tolerance. The search ends one tolerance after
+    the first that reaches the target.
+    """
+    best: tuple[float, str, Run] | None = None
+    last = ""
+    for name, run in candidates:
+        tolerance = name.rsplit(" ", 1)[1]
+        if best is not None and tolerance not in (last, best[1].rsplit(" ", 1)[1]):
+            break
+        last = tolerance
+        if not error(run(), exact) <= target:
+            continue
+        seconds = statistics.median(wall(run) for _ in range(TRIAL_REPEATS))
+        if best is None or seconds < best[0]:
+            best = seconds, name, run
+    return None if best is None else best[1:]
+
+
+def interleaved(sides: Mapping[str, Run], repeats: int) -> dict[str, float]:
+    """Return the median seconds of each side; they take turns."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for run in sides.values():
+        run()
+    for _ in range(repeats):
+        for name, run in sides.items():
+            times[name].append(wall(run))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def compare(problem: Problem, *, train: bool, target: float, repeats: int) -> str:
+    """Return one row of the table."""
+    z, gradient = reference(problem)
+    exact = gradient if train else z
+    chosen = {
+        "eager": fastest(torch_candidates(problem, train=train, compiled=False), exact, target),
+        "compiled": fastest(torch_candidates(problem, train=train, compiled=True), exact, target),
+    }
+    if find_spec("jax") is not None:
+        chosen["JAX"] = fastest(jax_candidates(problem, train=train), exact, target)
+    sides = {name: choice[1] for name, choice in chosen.items() if choice is not None}
+    medians = interleaved(sides, repeats)
+    cells = [
+        f"{1e3 * medians[name]:.3f} ({choice[0]})" if choice is not None else "–"
+        for name, choice in chosen.items()
+    ]
+    compiled = medians.get("compiled", float("nan"))
+    ratios = [f"{compiled / medians['eager']:.2f}" if "eager" in medians else "–"]
+    ratios.append(f"{compiled / medians['JAX']:.2f}" if "JAX" in medians else "–")
+    kind = "training step" if train else "forward"
+    name = f"{problem.name}, {kind}, {target:g}"
+    cells += ["–"] * (3 - len(cells))
+    return "| " + " | ".join([name, *cells, *ratios]) + " |"
+
+
+def small_models(repeats: int) -> Iterator[str]:
+    """Yield rows for one image: eager, compiled, the ONNX file, and a residual network."""
+    import onnxruntime
+
+    for name in ("digits-opteq", "digits-certified"):
+        model = eq.load(name)
+        assert isinstance(model, nn.Module)
+        shape = model.images.image_shape  # type: ignore[union-attr]
+        image = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
+        compiled = eq.compile(model)
+        resnet = eq.create_model("resnet-small", in_channels=shape[0]).eval()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            eq.export(name, path, tolerance=1e-4)
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = options.inter_op_num_threads = 1
+            options.log_severity_level = 3
+            session = onnxruntime.InferenceSession(path, options)
+
+        def of(module: nn.Module, image: Tensor = image) -> Run:
+            def run() -> Tensor:
+                with torch.no_grad():
+                    result: Tensor = module(image)
+                    return result
+
+            return run
+
+        pixels = image.numpy()
+        sides = {
+            "eager": of(model),
+            "compiled": of(compiled),
+            "ONNX": lambda session=session, pixels=pixels: session.run(None, {"images": pixels}),
+            "ResNet": of(resnet),
+        }
+        medians = interleaved(sides, repeats)
+        sizes = [sum(p.numel() for p in module.parameters()) for module in (model, resnet)]
+        cells = [f"{1e3 * medians[side]:.3f}" for side in sides]
+        yield f"| {name} ({sizes[0]:,}; ResNet {sizes[1]:,}) | " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled", description=__doc__)
+    parser.add_argument("--repeats", type=int, default=101, help="rounds per row")
+    parser.add_argument("--rows", nargs="+", help="only problems whose names contain one of these")
+    parser.add_argument("--targets", nargs="+", type=float, default=[1e-3, 1e-5])
+    options = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+    print("| problem, target error | eager, ms | compiled, ms | JAX, ms | ÷ eager | ÷ JAX |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for problem in problems():
+        if options.rows and not any(row in problem.name for row in options.rows):
+            continue
+        for target in options.targets:
+            print(compare(problem, train=False, target=target, repeats=options.repeats), flush=True)
+        print(compare(problem, train=True, target=1e-3, repeats=options.repeats), flush=True)
+    if not options.rows or any("model" in row for row in options.rows):
+        print("\n| one image | eager, ms | compiled, ms | ONNX, ms | ResNet, ms |")
+        print("|---|---:|---:|---:|---:|")
+        for row in small_models(options.repeats):
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
