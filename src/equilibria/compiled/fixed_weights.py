@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from equilibria.energies.gaussian import GaussianKernel
@@ -47,18 +48,14 @@ def fix_weights(model: nn.Module, run: Callable[[], Any]) -> None:
     run()
     for operator, calls in recorded.items():
         del operator.weights
-        if any(not _equal(weights[0], calls[0][0]) for weights in calls):
+        if any(not torch.equal(weights[0], calls[0][0]) for weights in calls):
             raise FixedWeightsError(
-                f"{operator} acts on maps of several sizes with different weights, which one graph "
-                "cannot hold"
+                f"{operator} acts on maps of several sizes with different weights, which cannot be "
+                "exported or compiled as one graph"
             )
         for name, weight in zip(operator.kernel_names, calls[0] if calls else (), strict=False):
             setattr(operator, name, nn.Parameter(weight.detach().clone(), requires_grad=False))
         operator.norm = None
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a is b or (a.shape == b.shape and bool((a == b).all()))
 
 
 def _recording(weights: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:

@@ -30,7 +30,6 @@ from equilibria.solvers.method import Method
 from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.solution import Solution, Status
 
-
 LARGEST_HISTORY = 2**17
 """Batches whose states have this many numbers or more are solved eagerly where Anderson
 acceleration is needed: a graph copies its history in every iteration, which takes longer than the

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from equilibria.compiled.fixed_weights import FixedWeightsError, fix_scales, fix_weights
 from equilibria.context import Context, State
 from equilibria.context.context import is_exporting
 from equilibria.context.state import map_state, state_tensors, unflatten_state
-from equilibria.energies.gaussian import GaussianKernel
-from equilibria.energies.kernel_scale import TYPICAL_EXPONENT, FixedScale, RunningScale
 from equilibria.equilibrium import Cell, EquilibriumLayer, capabilities
 from equilibria.models import EquilibriumModel
 from equilibria.operators.norm_control import KernelOperator
@@ -183,8 +180,11 @@ def model_graph(model: nn.Module, probe: Tensor, loop: Loop, *, any_size: bool) 
     fixed = copy.deepcopy(model).eval()
     if any_size:
         _check_size_independent(fixed)
-    _fix_scales(fixed)
-    _fix_weights(fixed, lambda: fixed(probe))
+    try:
+        fix_scales(fixed)
+        fix_weights(fixed, lambda: fixed(probe))
+    except FixedWeightsError as error:
+        raise ExportError(str(error)) from error
     for parent in list(fixed.modules()):
         for name, child in parent.named_children():
             if isinstance(child, EquilibriumLayer):
@@ -234,48 +234,3 @@ def _check_size_independent(model: nn.Module) -> None:
                 f"{name} pools to the size {module.output_size}, which cannot be exported for "
                 "images of any size; export it for one size, or train with pool: 1"
             )
-
-
-def _fix_scales(model: nn.Module) -> None:
-    """Replace running scales of Gaussian kernels by constants."""
-    for module in model.modules():
-        if isinstance(module, GaussianKernel) and isinstance(module.scale, RunningScale):
-            energy = float(module.scale.patch_energy)
-            if not energy > 0:
-                raise ExportError("γ of the Gaussian kernel has no data yet; train the model first")
-            module.scale = FixedScale(TYPICAL_EXPONENT / energy)
-
-
-def _fix_weights(model: nn.Module, run: Callable[[], Any]) -> None:
-    """Replace the weights of norm-controlled operators by the effective ones.
-
-    Args:
-        model: Model to change.
-        run: Runs the model once, to record the effective weights.
-    """
-    recorded: dict[KernelOperator, list[tuple[Tensor, ...]]] = {}
-    for operator in model.modules():
-        if isinstance(operator, KernelOperator) and operator.norm is not None:
-            recorded[operator] = []
-            operator.weights = _recording(operator.weights, recorded[operator])  # type: ignore[method-assign]
-    run()
-    for operator, calls in recorded.items():
-        del operator.weights
-        if any(not torch.equal(weights[0], calls[0][0]) for weights in calls):
-            raise ExportError(
-                f"{operator} acts on maps of several sizes with different weights, which cannot "
-                "be exported"
-            )
-        for name, weight in zip(operator.kernel_names, calls[0] if calls else (), strict=False):
-            setattr(operator, name, nn.Parameter(weight.detach().clone(), requires_grad=False))
-        operator.norm = None
-
-
-def _recording(weights: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
-    """Wrap a `weights` method so that its results are appended to `calls`."""
-
-    def recorded(*shape: Any) -> Any:
-        calls.append(weights(*shape))
-        return calls[-1]
-
-    return recorded
