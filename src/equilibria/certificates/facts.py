@@ -86,7 +86,14 @@ class CellPoint:
 def energy_rounding(
     cell: EnergyCell, context: Context, layout: Layout, unit: float
 ) -> Rounding | None:
-    """Rounding error of ∇E in a type with this unit roundoff, or None if it is unknown."""
+    """Bound the rounding error of ∇E, the gradient of a cell's energy; None if it is unknown.
+
+    Args:
+        cell: The cell.
+        context: Tensors that the energy reads besides the state.
+        layout: Shapes of the tensors of the state, without the batch dimension.
+        unit: Unit roundoff of the type in which ∇E is computed.
+    """
     return rounding_of(cell.energy, cell.energy, context, layout, unit)
 
 
@@ -156,7 +163,12 @@ class CellFacts:
         return ObjectiveFacts(form, layout, SharedBounds(form.cell.energy, layout))
 
     def form(self, state: State, context: Context) -> EnergyForm | None:
-        """The hidden objective in its own variables, and the image of a state there."""
+        """The hidden objective in its own variables y, with σ(−∇E(y)) at a state; None if unknown.
+
+        Args:
+            state: State of the cell.
+            context: Tensors that the cell reads besides the state.
+        """
         return (
             None if self.at.couples_batch else capabilities.energy_form(self.cell, state, context)
         )

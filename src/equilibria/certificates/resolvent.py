@@ -30,7 +30,8 @@ class Resolvent:
 
     Args:
         energy: Quadratic energy.
-        context: Context of the energy; only what depends on parameters counts.
+        context: Tensors that the energy reads besides the state; only those that depend on
+            parameters alone, not on the input, are used.
         layout: Shapes of the state.
         concavity: Upper bound h < 1 of the eigenvalues of H.
 

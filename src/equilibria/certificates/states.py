@@ -55,7 +55,7 @@ def readout(cell: Cell, head: nn.Module, state: State, context: Context) -> tupl
         cell: Cell whose `output` is linear in the state.
         head: Affine head.
         state: A state; only its shape counts.
-        context: Context of that state.
+        context: Tensors that the cell reads besides the state.
 
     Returns:
         One row per class in the shape of the state, and the offset of each class: logit k is

@@ -21,7 +21,8 @@ from equilibria.cli.console import print_json, print_table, say
 )
 def models(
     name: Annotated[
-        str | None, Argument(help="Name of a model, to show its parts and hidden objective.")
+        str | None,
+        Argument(help="Name of a model, to show its parts and the objective its output minimizes."),
     ] = None,
     markdown: Annotated[bool, Option(help="Print the list as a Markdown table.")] = False,
     pretrained: Annotated[

@@ -49,7 +49,15 @@ def psnr_of(images: Tensor | None, truth: Tensor | None) -> float | None:
 
 
 def warn_of_assumption(damage: Damage, *, simulate: bool) -> None:
-    """Warn about the parameters of the damage that are assumed because no option sets them."""
+    """Warn that a parameter of the damage, such as the width of a blur, is a default.
+
+    Call it only if no option of the command set the parameter.
+
+    Args:
+        damage: The damage. No warning is issued if its `assumption` is empty.
+        simulate: Whether the program damages clean images itself; the warning then starts with
+            "simulating" instead of "assuming".
+    """
     if damage.assumption:
         warn(f"{'simulating' if simulate else 'assuming'} {damage.assumption}")
 

@@ -57,7 +57,9 @@ class Energy(nn.Module):
 
         Args:
             state: The state y.
-            context: Result of `inject` and `complete`.
+            context: Tensors that the term reads besides the state: those that `inject` computes
+                from the input, such as `context["x"]`, and those that `prepare` computes from
+                parameters.
 
         Returns:
             Shape (B,), or a scalar for a term that couples the batch.
@@ -115,13 +117,15 @@ class Energy(nn.Module):
         """Return bounds on the derivatives for the current parameters and this context.
 
         Args:
-            context: Result of `inject` and `complete`.
+            context: Tensors from `inject` and `prepare`, as in `value`.
             layout: Shapes of the tensors of the state, without the batch dimension.
         """
         return Bounds()
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
-        """Return context entries that depend on parameters only; called once per solve.
+        """Return tensors that depend on parameters only, by name; called once per solve.
+
+        `value` and `descent` read them from the context, such as `context["W"]` for the name "W".
 
         Args:
             layout: Shapes of the tensors of the state, without the batch dimension.
@@ -129,7 +133,12 @@ class Energy(nn.Module):
         return {}
 
     def complete(self, context: Context, layout: Layout) -> Context:
-        """Return `context` extended by the entries of `prepare`."""
+        """Add the tensors of `prepare` to those of `inject`; called once per solve.
+
+        Args:
+            context: Result of `inject`.
+            layout: Shapes of the tensors of the state, without the batch dimension.
+        """
         return context.with_shared(self.prepare(layout))
 
     @property

@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
 
 class Calibrating(Protocol):
-    """Term that computes scales once per solve, at the first image; also set `Facts.calibrates`."""
+    """Term that computes scales once per solve, from T(0); also set `Facts.calibrates`."""
 
     def calibrate(self, image: State, context: Context) -> Context:
-        """Return `context` with scales computed at the map's first image, that of the zero state.
+        """Add scales of the term, which depend on the first step of a solve, to `context`.
 
         The scales are part of the autograd graph.
+
+        Args:
+            image: T(0), the map at the zero state.
+            context: Tensors that the term reads besides the state.
         """
 
 
@@ -50,13 +54,25 @@ class Rounded(Protocol):
 
 
 def calibrate(term: Energy, image: State, context: Context) -> Context:
-    """Return `context` with scales computed at the first image; by default unchanged."""
+    """Add scales that a term computes from the first step of a solve; by default none.
+
+    Args:
+        term: The term.
+        image: T(0), the map at the zero state.
+        context: Tensors that the term reads besides the state.
+    """
     method: Any = getattr(term, "calibrate", None)
     return context if method is None else method(image, context)
 
 
 def refresh(term: Energy, state: State, context: Context) -> Context:
-    """Return `context` updated to the current state; by default unchanged."""
+    """Recompute what a term freezes after some iterations, such as signs; by default nothing.
+
+    Args:
+        term: The term.
+        state: Current iterate.
+        context: Tensors that the term read until now.
+    """
     method: Any = getattr(term, "refresh", None)
     return context if method is None else method(state, context)
 
@@ -78,7 +94,7 @@ def rounding(
     Args:
         term: The term in its working precision.
         exact: The same term in float64.
-        context: The context of `exact`.
+        context: Tensors that `exact` reads besides the state, in float64.
         layout: Shapes of the tensors of the state, without the batch dimension.
         unit: Unit roundoff of the working precision.
     """

@@ -23,7 +23,7 @@ def curvature(term: Energy, state: State, context: Context, steps: int = 12) -> 
     Args:
         term: The energy term.
         state: The state y at which ∇²E is evaluated.
-        context: The term's context at the input x.
+        context: Tensors that the term reads besides the state; they depend on the input x.
         steps: Number of power iterations.
 
     Returns:

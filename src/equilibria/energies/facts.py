@@ -20,8 +20,10 @@ class Facts:
         has_gradient: Whether `descent` is −∇ of `value`. False if `descent` treats a scale that
             follows the state as a constant; it is then not the gradient of any energy.
         owns_descent: Whether `descent` returns new tensors, which the caller may overwrite.
-        calibrates: Whether the term has a `calibrate` method that needs the first image of a solve.
-        refresh_until: Number of iterations of a solve in which `refresh` updates the context.
+        calibrates: Whether the term has a `calibrate` method, which needs T(0), the map at the
+            zero state.
+        refresh_until: Number of first iterations of a solve in which `refresh` still changes the
+            term, such as its frozen signs.
 
     Examples:
         >>> eq.Quadratic(torch.eye(2)).facts.is_concave

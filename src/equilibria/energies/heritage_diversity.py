@@ -114,20 +114,27 @@ class HeritageDiversity(Energy):
 
         Args:
             messages: Minus the gradients in the features, from `BranchCoupling.messages`.
-            context: Context with the weights of the Wᵢ.
+            context: Result of `inject` and `prepare`; it contains the weights of the Wᵢ.
         """
         pairs = enumerate(zip(self.operators(), messages, strict=True))
         return tuple(W(h, context.weights(f"W{i}")) for i, (W, h) in pairs)
 
     def calibrate(self, image: State, context: Context) -> Context:
-        """Return `context` with the widths of the smooth sign, or the initial signs.
+        """Add the widths of the smooth sign, or the initial signs, to `context`.
 
-        They are computed at the map's first image.
+        Args:
+            image: T(0), the map at the zero state, from which they are computed.
+            context: Tensors that the term reads besides the state.
         """
         return self.calibrate_features(self.features(image, context), context)
 
     def calibrate_features(self, features: Sequence[Tensor], context: Context) -> Context:
-        """Return `context` calibrated at the features of the first image."""
+        """Add the widths of the smooth sign, or the initial signs, to `context`.
+
+        Args:
+            features: Features zᵢ of the branches at T(0), the map at the zero state.
+            context: Tensors that the term reads besides the state.
+        """
         if not self.facts.calibrates:
             return context
         if self.coupling.sign == "freeze":
@@ -135,7 +142,12 @@ class HeritageDiversity(Energy):
         return context.with_sample(**self.coupling.scales(features))
 
     def refresh(self, state: State, context: Context) -> Context:
-        """Return `context` with the signs at the current state."""
+        """Recompute the frozen signs of the diversity term, if it freezes them.
+
+        Args:
+            state: Current iterate.
+            context: Tensors that the term read until now.
+        """
         if not self.facts.refresh_until:
             return context
         return context.with_sample(**self.coupling.signs(self.features(state, context)))

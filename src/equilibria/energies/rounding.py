@@ -30,7 +30,8 @@ class Rounding:
         injected: Coefficient of ‖c‖.
         feature: Coefficient of ‖x‖.
         carried: Coefficient of the error of the input.
-        extra: Function of the context and ‖y‖, shape (B,), for the rest of the bound.
+        extra: Rest of the bound, a function of the energy's context (tensors that it reads besides
+            the state) and of ‖y‖, shape (B,).
     """
 
     state: float = 0.0
@@ -43,7 +44,7 @@ class Rounding:
         """Return the bound of each sample.
 
         Args:
-            context: Context of the term.
+            context: Tensors that the energy reads besides the state.
             state: ‖y‖, shape (B,).
             feature: ‖x‖, shape (B,).
             error: Norm of the error of x, shape (B,).

@@ -90,7 +90,7 @@ class EnergyForm:
 
     Args:
         cell: Cell of the energy.
-        context: Context of the energy.
+        context: Tensors that the energy reads besides the state; they depend on the input x.
         image: σ of a pre-activation computed from a given state.
     """
 
@@ -100,24 +100,36 @@ class EnergyForm:
 
 
 def refresh_until(cell: Cell) -> int:
-    """Return the number of iterations in which `refresh` updates the context."""
+    """Return the number of first iterations of a solve in which the map of a cell still changes.
+
+    In them `refresh` recomputes what depends on the iterates, such as frozen signs.
+    """
     count: int = getattr(cell, "refresh_until", 0)
     return count
 
 
 def refresh(cell: Cell, state: State, context: Context) -> Context:
-    """Update the context at a state, for cells that freeze signs or perturbations.
+    """Recompute what a map reads besides the state, for cells in which it depends on the iterates.
 
-    Like that of `inject`, the result is in the graph of the input and the parameters.
+    Examples are signs or perturbations that are frozen after some iterations. By default the
+    context is returned unchanged.
+
+    Args:
+        cell: The cell.
+        state: Current iterate.
+        context: Tensors that the map read until now.
+
+    Returns:
+        The tensors for the next steps, in the graph of the input and the parameters.
     """
     method = getattr(cell, "refresh", None)
     return context if method is None else method(state, context)
 
 
 def first_image(cell: Cell, context: Context) -> State | None:
-    """Return the map's image of the zero state if it costs nothing, otherwise None.
+    """Return T(0), the map at the zero state, if it costs nothing, otherwise None.
 
-    A solve then starts one step ahead. The image is that of the map without relaxation.
+    A solve then starts one step ahead. T is the map without relaxation.
     """
     method = described(cell, "first_image")
     return None if method is None else method(context)
@@ -141,7 +153,13 @@ def potential(cell: Cell) -> Potential | None:
 
 
 def energy_form(cell: Cell, state: State, context: Context) -> EnergyForm | None:
-    """Return the hidden objective in the variables of its energy, with the image of a state."""
+    """Return the hidden objective in the variables y of its energy E, or None if there is none.
+
+    Args:
+        cell: The cell, whose state may consist of other variables.
+        state: State of the cell, from which σ(−∇E(y)) is computed as well.
+        context: Tensors that the cell reads besides the state.
+    """
     method = described(cell, "energy_form")
     return None if method is None else method(state, context)
 
@@ -154,7 +172,7 @@ def rounding(
     Args:
         cell: The cell in its working precision.
         exact: The same cell in float64.
-        context: The context of `exact`.
+        context: Tensors that `exact` reads besides the state, in float64.
         layout: Shapes of the tensors of the state, without the batch dimension.
         unit: Unit roundoff of the working precision.
     """

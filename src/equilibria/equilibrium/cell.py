@@ -69,7 +69,12 @@ class Cell(nn.Module):
     initial_state: Callable[..., State] = _initial_state_is_missing
 
     def step(self, state: State, context: Context) -> State:
-        """Return the image T(y; x) of a state y; must be pure, the same for equal arguments."""
+        """Return T(y; x), one step of the map; must be pure, the same for equal arguments.
+
+        Args:
+            state: The state y.
+            context: Result of `inject`, which contains everything that depends on the input x.
+        """
         raise TypeError(f"{type(self).__name__} must define step(self, state, context)")
 
     def output(self, state: State, context: Context) -> Tensor:
@@ -93,16 +98,19 @@ class Cell(nn.Module):
         return StepBounds()
 
     def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
-        """Return bounds on the Lipschitz constants of the step for these parameters and context.
+        """Return bounds on the Lipschitz constants of the step for the current parameters.
 
         Args:
-            context: The result of `inject`.
+            context: Result of `inject`, which contains everything that depends on the input.
             layout: Shapes of the tensors of the state, without the batch dimension.
         """
         return StepBounds()
 
     def objective(self, context: Context) -> Objective:
-        """Return the hidden objective at the input of `context`.
+        """Return the hidden objective, the function of the state that the equilibrium minimizes.
+
+        Args:
+            context: Result of `inject`, which contains everything that depends on the input.
 
         Raises:
             NoObjectiveError: If the cell has no hidden objective.

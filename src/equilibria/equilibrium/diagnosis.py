@@ -21,7 +21,7 @@ class Diagnosis:
     Args:
         cell: Cell that was solved.
         state: Final state of the solve.
-        context: Context of the last evaluation.
+        context: Tensors that the map read besides the state in the last evaluation.
     """
 
     def __init__(self, cell: Cell, state: State, context: Context) -> None:
@@ -50,7 +50,7 @@ def diagnose(cell: Cell, state: State, context: Context) -> str:
     Args:
         cell: Cell that was solved.
         state: Final state of the solve.
-        context: Context of the last evaluation.
+        context: Tensors that the map read besides the state in the last evaluation.
 
     Returns:
         A short remedy; empty if nothing is known.

@@ -80,7 +80,7 @@ class EnergyCell(Cell):
 
     @property
     def refresh_until(self) -> int:
-        """Number of iterations during which `refresh` updates the context."""
+        """Number of first iterations of a solve in which `refresh` still changes the map."""
         return self.energy.facts.refresh_until
 
     @property
@@ -102,7 +102,12 @@ class EnergyCell(Cell):
         return calibrate(self.energy, map_state(self.activation, descent), context)
 
     def refresh(self, state: State, context: Context) -> Context:
-        """Return the context updated by the terms of the energy at a state."""
+        """Recompute what the energy's terms read besides the state and depends on the iterates.
+
+        Args:
+            state: Current iterate.
+            context: Tensors that the terms read until now.
+        """
         return refresh(self.energy, state, context)
 
     def initial_state(self, x: Tensor, *others_and_context: Any) -> State:
@@ -110,7 +115,7 @@ class EnergyCell(Cell):
         return torch.zeros_like(x) if start is None else start
 
     def first_image(self, context: Context) -> State | None:
-        """Return the map's image of the zero state if it costs nothing, otherwise None.
+        """Return T(0), the map at the zero state, if it costs nothing, otherwise None.
 
         For OptEq it is σ(Ux + b).
         """
@@ -184,7 +189,12 @@ class EnergyCell(Cell):
         return gradient_error * steepness + sizes * (16 * unit * steepness)
 
     def energy_form(self, state: State, context: Context) -> EnergyForm | None:
-        """Return the hidden objective at the context; None if the energy declares no gradient."""
+        """Return the hidden objective and σ(−∇E(y; x)); None if the energy declares no gradient.
+
+        Args:
+            state: The state y.
+            context: Tensors that the energy reads besides the state; they depend on the input x.
+        """
         if not self.energy.facts.has_gradient:
             return None
         image = map_state(self.activation, self.energy.descent(state, context))

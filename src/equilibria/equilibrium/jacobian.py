@@ -26,12 +26,12 @@ def jacobian_penalty(
 
     One number per sample (Bai et al., 2021). J = ∂T/∂y at `state`, and ‖J‖²_F is the mean of ‖Jᵀv‖²
     over v ~ N(0, I) (Hutchinson). Added to a loss, the penalty makes the map contract faster. It is
-    differentiable in the context and the parameters; the state is a constant.
+    differentiable in the input (through `context`) and the parameters; the state is a constant.
 
     Args:
         cell: Cell with the map T.
         state: The equilibrium, or a `random_iterate`.
-        context: Context of the cell at the input.
+        context: Result of `cell.inject` for the input.
         vectors: Number of random vectors v.
         generator: Source of randomness; None uses PyTorch's default generator.
 
@@ -87,8 +87,9 @@ def random_iterate(
         generator: Source of randomness; None uses PyTorch's default generator.
 
     Returns:
-        The state, detached, and the context, in the graph of the input and the parameters. The
-        context is updated as in a solve for cells with a `refresh`.
+        The state, detached, and the tensors that the map reads besides it (the context), in the
+        graph of the input and the parameters. For cells with a `refresh` method, which recomputes
+        such tensors during a solve, they are those after the last step.
 
     Examples:
         >>> cell = eq.equilibrium.FunctionCell(lambda z, x: z / 2 + x)
@@ -127,7 +128,7 @@ def spectral_radius(
     Args:
         cell: Cell with the map T.
         state: State y at which J is evaluated, usually the equilibrium.
-        context: Context of the cell at the input.
+        context: Result of `cell.inject` for the input.
         iterations: Number of power iterations, at least 2.
         generator: Source of randomness; None uses PyTorch's default generator.
 

@@ -229,7 +229,7 @@ class EquilibriumLayer(nn.Module):
         return _without_diverged(self.cell.output(solution.state, solution.context), solution)
 
     def objective(self, x: Inputs) -> Objective:
-        """Return the hidden objective at an input.
+        """Return the hidden objective, the function that the equilibrium for an input minimizes.
 
         If the map freezes signs or perturbations during a solve, this solves once to get them.
 

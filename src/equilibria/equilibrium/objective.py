@@ -20,8 +20,9 @@ class NoObjectiveError(TypeError):
 class Objective(ABC):
     """Hidden objective at a given input, evaluated per sample.
 
-    Evaluate it at images of the map, such as the states that solvers return. Points between two
-    images may be outside the domain, where the value is infinite.
+    It is a function of the state that the equilibrium minimizes (see `is_minimized` for what holds
+    if it is not convex). Evaluate it at values T(y) of the map, such as the states that solvers
+    return. Points between two such values may be outside the domain, where it is infinite.
 
     Examples:
         >>> layer, x = eq.EquilibriumLayer(eq.Input(torch.eye(2))), torch.ones(1, 2)
@@ -59,9 +60,9 @@ class EnergyObjective(Objective):
     Args:
         energy: The energy E.
         activation: The activation σ.
-        context: Context of the energy at the input.
+        context: Tensors that the energy reads besides the state; they depend on the input x.
         scale: Factor of value and gradient: 1/μ for OptEq, whose objective is φ = G/μ (Theorem 1).
-        relaxed: Whether states come from the relaxed map αT + (1−α)I of a map T, whose images may
+        relaxed: Whether states come from the relaxed map αT + (1−α)I of a map T, whose values may
             be slightly outside the domain of f. Value and gradient are then evaluated at T(y).
 
     Examples:

@@ -30,8 +30,8 @@ def start_of(
         cell: Cell that is solved.
         inputs: Inputs of the layer.
         context: Result of the cell's `inject`.
-        custom: State chosen by the caller, such as that of an earlier solution. None starts at the
-            map's image of the zero state if that costs nothing, otherwise at the cell's initial
+        custom: State chosen by the caller, such as that of an earlier solution. None starts at
+            T(0), the map at the zero state, if that costs nothing, otherwise at the cell's initial
             state.
         from_zero: Whether to start at the cell's initial state, in the graph of the inputs, because
             the gradient rule differentiates the iterations.
@@ -56,7 +56,7 @@ def start_of(
 
 
 def finite_start(first: State, context: Context) -> State:
-    """Return the map's image of the zero state as a start, with NaN and infinity set to zero.
+    """Return T(0), the map at the zero state, as a start, with NaN and infinity set to zero.
 
     It owns its memory. It must be finite because a solver returns it if no evaluation was finite.
     """

@@ -39,7 +39,7 @@ class Linearization(NamedTuple):
     """One evaluation of a map at an equilibrium, for its derivatives."""
 
     image: State
-    """The image T(y; x) of the state y."""
+    """T(y; x), the value of the map at the state y."""
     weight: State | None = None
     """S = σ′(d) ≥ 0, the activation's slope at the argument d, for `Symmetry.WEIGHTED`."""
     argument: State | None = None
@@ -53,7 +53,12 @@ class Map(Protocol):
     symmetry: Symmetry
 
     def step(self, state: State, context: Context) -> State:
-        """Return the image of a state under the map."""
+        """Return T(y; x), one step of the map.
+
+        Args:
+            state: The state y.
+            context: Tensors that a step reads besides the state; they depend on the input x.
+        """
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters with their names."""
@@ -128,7 +133,7 @@ class GradientRule(ABC):
     def equilibrium(
         self, cell: Map, problem: FixedPointProblem, solver: Method, backward: Backward
     ) -> tuple[State, Solution]:
-        """Compute the equilibrium, attached to the graph of the context and the parameters.
+        """Compute the equilibrium, differentiable in the input and the parameters.
 
         Args:
             cell: Cell that defines the map.
@@ -142,7 +147,11 @@ class GradientRule(ABC):
 
 
 def needs_graph(cell: Map, context: Context) -> bool:
-    """Return whether gradients are enabled and the context or a parameter requires one."""
+    """Return whether an equilibrium must be differentiable.
+
+    That is the case if gradients are enabled, and a parameter of the cell or a tensor that its
+    steps read (the context) requires one.
+    """
     return torch.is_grad_enabled() and (
         any(tensor.requires_grad for tensor in context.tensors())
         or any(parameter.requires_grad for _, parameter in cell.named_parameters())

@@ -52,9 +52,10 @@ def symmetry_weight(cell: Map, state: State, context: Context) -> State:
 
 
 def simplify(cell: Map, context: Context) -> Context:
-    """Return the context for approximate gradient rules; by default the same context.
+    """Return the tensors that approximate gradient rules differentiate besides the parameters.
 
-    A cell can define `simplify(context)` to detach tensors that hardly change the gradient.
+    They are those that a step reads besides the state (the context), by default unchanged. A cell
+    can define `simplify(context)` to detach some that hardly change the gradient.
     """
     method = described(cell, "simplify")
     return context if method is None else method(context)

@@ -22,7 +22,8 @@ from equilibria.gradients.base import Linearization, Symmetry
 class StepRecipe:
     """Data to rebuild one step of the map from saved tensors in a backward pass.
 
-    The saved tensors are those of the equilibrium, then of the context, then the parameters.
+    The saved tensors are, in this order, those of the equilibrium, those of the context (what a
+    step reads besides the state, computed once per solve), and the parameters.
     """
 
     cell: nn.Module
@@ -55,8 +56,8 @@ class StepRecipe:
             tensors: The saved tensors: equilibrium y, tensors of the context, parameters θ.
 
         Returns:
-            The image T(y; θ). For energies also the activation's slope σ′ there, by which the
-            symmetric backward solve is weighted.
+            T(y; θ). For energies also the activation's slope σ′ there, by which the symmetric
+            backward solve is weighted.
         """
         count = self.state_count + len(self.context.tensors())
         context = self.context.replace(tensors[self.state_count : count])
@@ -84,16 +85,19 @@ def has_replaced_methods(cell: nn.Module) -> bool:
 
 
 class LocalStep:
-    """One step T(y; θ) of the map, on a graph that is cut at the state y and parameters θ.
+    """One step T(y; θ) of the fixed-point map, with derivatives in the state y and in θ.
 
-    The cut is needed because the context depends on parameters that the step may also use directly:
-    a derivative with respect to θ must not continue through the context into them.
+    θ are the parameters of the cell and the tensors of its context (computed once per solve from
+    the input and the parameters, and read by every step). Autograd treats y and each tensor of θ as
+    independent inputs of the step, although the context was computed from parameters. The rest of
+    the model's graph continues the derivatives from there.
 
     Args:
         recipe: How to evaluate the step.
-        tensors: Saved tensors.
-        create_graph: Whether the result can be differentiated again. The cut points are then new
-            nodes (`view_as`) attached to the graph behind them; otherwise they are detached leaves.
+        tensors: Saved tensors: equilibrium y, tensors of the context, parameters.
+        create_graph: Whether the derivatives can be differentiated again. If not, the step is
+            evaluated on the saved tensors without their graph; if so, on views that stay connected
+            to the graph of the model.
         through_argument: If T = σ(d(y; θ)) with a known d, as for energies, differentiate d instead
             of T. The Jacobian is then the symmetric one of d, and the cotangent is multiplied by
             σ′(d).

@@ -151,7 +151,11 @@ class InputProblem:
         return tuple(in_fastest_format(tensor) for tensor in injected)
 
     def inject(self, x: Tensor) -> Context:
-        """Return the context of the inputs x, in the graph of x and the parameters."""
+        """Return the tensors that every step of the equilibrium layer reads besides the state.
+
+        Args:
+            x: Inputs of the model, one row per optimization problem. The result is in their graph.
+        """
         return self.layer.cell.inject(*self.cell_inputs(x))
 
     def losses(self, state: State, context: Context, x: Tensor) -> Tensor:
@@ -209,10 +213,10 @@ class InputProblem:
         max_iterations: int | None = None,
         rows: Tensor | None = None,
     ) -> Solution:
-        """Compute the equilibrium of a context by the layer's solver.
+        """Compute the equilibrium for an input by the layer's solver.
 
         Args:
-            context: Result of `inject`.
+            context: Result of `inject` for the input.
             start: States to start from, one row per sample; None uses the layer's initial state.
             tolerance: Relative residual of the solve.
             max_iterations: Limit of the iterations; None uses that of the layer's solver.
@@ -265,7 +269,7 @@ class FixedInput:
 
     @torch.no_grad()
     def image(self, z: Tensor) -> Tensor:
-        """Return the image T(z; x) of the states z under the map, without a graph."""
+        """Return T(z; x), one step of the map at the states z, without a graph."""
         self.problem.evaluations += 1
         cell, packing = self.problem.layer.cell, self.problem.packing
         return packing.pack(cell.step(packing.unpack(z), self.context))

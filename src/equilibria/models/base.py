@@ -24,11 +24,13 @@ C = TypeVar("C", bound=Cell)
 
 
 class MapObjective(Objective, Generic[C]):
-    """Base class of objectives whose residual is the distance between a state and its image.
+    """Base class of hidden objectives (functions that equilibria minimize) for a cell's map T.
+
+    The residual of a state y is ‖T(y) − y‖.
 
     Args:
-        cell: The cell.
-        context: Context of the cell.
+        cell: Cell that defines T.
+        context: Tensors that T reads besides the state: the result of the cell's `inject`.
     """
 
     def __init__(self, cell: C, context: Context) -> None:

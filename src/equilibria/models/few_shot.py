@@ -220,7 +220,16 @@ class FewShotClassifier(EquilibriumModel):
         return self.for_images(images).injected(tasks)
 
     def for_images(self, images: Tensor) -> EquilibriumModel:
-        """Return the model of the task vectors, one per image, with the images fixed."""
+        """Return a model whose input is the task vectors, for fixed images.
+
+        A task vector encodes the classes of a task and their order. The stem processes the images
+        once; calling the model with task vectors (one per image) then gives the logits of the
+        images.
+
+        Args:
+            images: Images (B, C, H, W), or episodes (B, samples, C, H, W), which count as
+                B · samples images.
+        """
         if self.episode_statistics and images.dim() == 5 and len(images):
             features = torch.func.vmap(self.stem)(images).flatten(0, 1)
         else:

@@ -83,7 +83,11 @@ MEASURES = {
 
 
 def measure_of(name: str) -> Measure:
-    """Return the measure of a name; "residual@10" is a value of the series "residual"."""
+    """Return the measure with a name.
+
+    Args:
+        name: The name. "residual@10" is the value at position 10 of the series "residual".
+    """
     return MEASURES[name.partition("@")[0]]
 
 

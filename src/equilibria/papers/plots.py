@@ -160,7 +160,7 @@ def table_png(table: PaperTable, record: Mapping[str, Any]) -> bytes:
 
 @drawing()
 def table_figure(table: PaperTable, record: Mapping[str, Any]) -> Any:
-    """Draw our results left and those of the paper right.
+    """Draw the figure of a table: our results left and those of the paper right.
 
     Each seed is a dot; a bar is the mean ± standard deviation.
     """

@@ -147,9 +147,13 @@ def compared_settings(table: PaperTable) -> list[SettingLine]:
 
 
 def full_settings(row: Row) -> dict[str, Any]:
-    """Return the settings of a row's full recipe, with the defaults of its model and task.
+    """Return the settings that reproduce a row of a paper's table in the setting of the paper.
 
-    Keys are dotted. Options that are off, or without effect given the others, are omitted.
+    They include the defaults of the model and the task. Keys are dotted, such as "training.epochs".
+    Options that are off, or without effect given the others, are omitted.
+
+    Args:
+        row: The row; its recipe `row.full` must not be None.
     """
     return _effective(_all_settings(row))
 

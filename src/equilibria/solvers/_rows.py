@@ -55,7 +55,7 @@ def track(
 
 @dataclass
 class Answers:
-    """The answer for each row: its best image, with the residual at the point it came from."""
+    """The answer for each row: T(y) for its best point y, with the residual at y."""
 
     best: Tensor
     residual: Tensor

@@ -22,7 +22,7 @@ from equilibria.solvers.problem import FixedPointProblem
 class History(Memory):
     """Ring buffer of the last residuals g of each row, and of the vectors that are mixed: goals.
 
-    A goal is T(y) + (damping − 1) g; without damping it is the image. `gram` holds ⟨gᵢ, gⱼ⟩ with
+    A goal is T(y) + (damping − 1) g; without damping it is T(y). `gram` holds ⟨gᵢ, gⱼ⟩ with
     the ridge on its diagonal; each iteration updates one row and one column. `in_use` is 0 for
     slots emptied by a restart and 1 for the others, or None if no row has restarted. An empty slot
     has ∞ on the diagonal of `gram` and zeros in the rest of its row and column.

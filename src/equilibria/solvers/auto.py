@@ -142,12 +142,15 @@ class Auto(Anderson):
 
 
 class RecordedProblem:
-    """A problem that records its last evaluations, from which a descent can start.
+    """Fixed-point problem that records its last evaluations, from which a descent can start.
 
-    Records y and d = −∇E(y) of as many evaluations as the quasi-Newton method stores, until samples
-    are dropped from the batch. Only for maps σ(d) on small states: `step` then computes the same as
-    the cell's step. Monotone maps rarely need a descent, and recording takes a tenth to a quarter
-    of the time of a solve, so they are not recorded.
+    For a map T(y) = σ(−∇E(y)) of an activation σ and an energy E, it records y and −∇E(y) of as
+    many evaluations as the quasi-Newton method stores, until samples are dropped from the batch.
+    Nothing is recorded for other maps, for large states (memory), and for monotone maps: they
+    rarely need a descent, and recording takes a tenth to a quarter of the time of a solve.
+
+    Args:
+        problem: The problem to solve. The attribute `problem` is the one to pass to the solver.
     """
 
     def __init__(self, problem: FixedPointProblem) -> None:

@@ -67,16 +67,18 @@ class Solver(Method, Generic[M]):
     Args:
         tolerance: Relative residual ‖T(y) − y‖/‖T(y)‖ at which a sample has converged.
         max_iterations: Largest number of iterations per sample, with one evaluation of the map
-            each. Iterations in which the cell refreshes its context (`warm_up`) come on top.
+            each. For a map that still changes in its first iterations (`refresh_until` of the
+            problem), these iterations come on top.
         stop: Stopping criterion that replaces the tolerance.
-        check_minimum: If the hidden objective is not known to be convex, test with a few Hessian
-            products whether each converged sample is a minimum, and descend if it is not. Without
-            the test such a sample has `Status.STATIONARY`.
+        check_minimum: For a map with a hidden objective (a function that is stationary at the fixed
+            points) that is not known to be convex: test with a few Hessian products whether each
+            converged sample is a minimum, and descend if it is not. Without the test such a sample
+            has `Status.STATIONARY`.
         patience: Every `patience` iterations, give up samples whose residual has fallen too little
             to reach the tolerance in time; `tolerance` sets this pace even with `stop`. Before the
             first of these checks, also give up samples whose residual ‖T(y) − y‖ does not fall in
-            an iteration in which that of a contracting map must (`is_steady_at`). Their status is
-            OUT_OF_ITERATIONS. None never gives up.
+            a step in which it falls for every contracting map; a plain step y ← T(y) is one. Their
+            status is OUT_OF_ITERATIONS. None never gives up.
         check_every: Number of iterations between two host synchronizations, which count the
             running samples. The results do not depend on it, but finished samples are evaluated
             until the next synchronization. Values above 1 help where reading stalls the device.

@@ -175,11 +175,11 @@ class Iterate:
 
     Attributes:
         problem: Problem of these rows: `problem.unpack(image)` is their state, `problem.context`
-            their context.
-        image: T(y), shape (rows, size).
+            the tensors that the map reads besides it.
+        image: T(y) for the last point y, shape (rows, size).
         residuals: Residuals of each row.
-        is_state: Whether the image is the result of a row that stops here; `Descent` may return
-            the point instead.
+        is_state: Whether `image` is the result of a row that stops here; `Descent` may return y
+            instead.
     """
 
     problem: FixedPointProblem
@@ -191,8 +191,8 @@ class Iterate:
 class StoppingCriterion(ABC):
     """Base class of stopping criteria, which decide when a sample has converged.
 
-    A criterion has no state. It reads per-sample data from the context of the problem, which is
-    reduced with the batch; see `notes`.
+    A criterion stores nothing between iterations. It reads per-sample data from `problem.context`,
+    from which finished samples are removed; see `notes`.
 
     Examples:
         >>> class Large(eq.solvers.StoppingCriterion):  # stops at ‖T(y)‖ > 1.4
@@ -212,7 +212,10 @@ class StoppingCriterion(ABC):
         """
 
     def notes(self) -> Mapping[str, Tensor]:
-        """Return per-sample tensors to add to the context, by name; `reached` can read them."""
+        """Return per-sample tensors that `reached` needs, by name.
+
+        They are added to `problem.context`, so that `reached` gets those of the rows in the batch.
+        """
         return {}
 
 

@@ -133,13 +133,16 @@ class Method(ABC):
         return image
 
     def warm_up(self, problem: FixedPointProblem) -> tuple[FixedPointProblem, Tensor, int]:
-        """Run plain iterations from the start as long as the context is refreshed.
+        """Run plain steps y ← T(y) from the start while the map still changes.
+
+        That is in the first `problem.refresh_until` iterations, in which `refresh` recomputes
+        signs or perturbations that the map reads. Most maps have no such iterations.
 
         Args:
-            problem: Problem with the initial context. It releases its start if it is solved once.
+            problem: Problem to solve. It releases its start if it is solved once.
 
         Returns:
-            The problem with its final context, the packed point, and the number of steps.
+            The problem with its final map, the packed point, and the number of steps.
         """
         point = problem.take_start()
         steps = 0

@@ -77,12 +77,13 @@ class Potential:
 class FixedPointProblem:
     """Problem of finding y with y = step(y, context), one problem per sample.
 
-    For the first `refresh_until` iterations, `refresh` computes a new context from the state, for
-    example signs or perturbations that depend on it. After them the map is fixed.
+    The context contains the tensors that the map reads besides the state y. In the first
+    `refresh_until` iterations, `refresh` computes a new context from the state, for example signs
+    or perturbations that depend on it. After them the map is fixed.
 
     Attributes:
         step: The map, called as `step(state, context)`.
-        context: Tensors that the map reads.
+        context: Tensors that the map reads besides the state.
         start: State at which the solve starts.
         couples_batch: Whether the samples of the batch form one problem.
         separable: Whether a subset of the samples can be solved without the others, with the same
@@ -167,9 +168,13 @@ class FixedPointProblem:
     def in_own_units(
         self, point: Tensor, image: Tensor
     ) -> tuple[FixedPointProblem, Tensor, Tensor]:
-        """Return the problem, a point and its image in units that avoid overflow and underflow.
+        """Return the problem, y and T(y) in units that avoid overflow and underflow.
 
         The units are 1 unless a row is extremely small or large.
+
+        Args:
+            point: y, shape (rows, size).
+            image: T(y), shape (rows, size).
         """
         unit = row_units(point, image)
         if unit is None:
@@ -194,7 +199,7 @@ class FixedPointProblem:
         return self.pack(self.step(self.unpack(flat), self.context))
 
     def in_context(self, context: Context) -> FixedPointProblem:
-        """Return the problem with another context."""
+        """Return the problem with other tensors that the map reads besides the state."""
         other = copy(self)
         other.context = context
         return other
@@ -217,13 +222,17 @@ class FixedPointProblem:
         return other
 
     def started_at(self, state: State) -> FixedPointProblem:
-        """Return the problem with another start and without `refresh`."""
+        """Return the problem with another start, whose map no longer changes (no `refresh`)."""
         other = copy(self)
         other.start, other.refresh = state, None
         return other
 
     def refreshed(self, image: Tensor) -> FixedPointProblem:
-        """Return the problem with the context refreshed at the state `image`."""
+        """Return the problem whose map is updated to the current iterate by `refresh`.
+
+        Args:
+            image: The iterate, packed, shape (rows, size).
+        """
         if self.refresh is None:
             return self
         return self.in_context(self.refresh(self.unpack(image), self.context))

@@ -30,7 +30,7 @@ class SAM(Picard):
     OptEq in z-space).
 
     Every solve takes K = `max_iterations` steps, because a small residual does not imply a small R.
-    The state is z^K, as in Eq. 12, which is not an image of T. Residual and status are those of
+    The state is z^K, as in Eq. 12, which is not a value T(z). Residual and status are those of
     z^(K−1), the last point at which T was evaluated.
 
     Args:

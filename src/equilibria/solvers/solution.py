@@ -103,13 +103,13 @@ class Solution:
     """Result of a fixed-point solve.
 
     Per-sample tensors have one entry per sample, or a single entry if the samples of the batch are
-    coupled. The state of an iterative solver is the image T(y) of the best point, never a mixture
-    of iterates and never NaN. If the first evaluation was not finite, it is the start.
+    coupled. The state of an iterative solver is T(y) for the best point y, never a mixture of
+    iterates and never NaN. If the first evaluation was not finite, it is the start.
 
     Attributes:
         state: State of every sample.
         status: `Status` of every sample.
-        residual: Relative residual ‖T(y) − y‖ / ‖T(y)‖ at the point y whose image is `state`.
+        residual: Relative residual ‖T(y) − y‖ / ‖T(y)‖ at the point y with T(y) = `state`.
         absolute_residual: ‖T(y) − y‖ at that point. With a contraction bound q,
             ‖state − y*‖ ≤ q/(1−q) times this value.
         iterations: Number of iterations of every sample.
@@ -119,7 +119,7 @@ class Solution:
         tolerance: Relative residual at which a sample has converged.
         solver: Class of the solver that computed the result ("auto" chooses one).
         epsilon: Machine epsilon of the type in which the map was computed.
-        context: Context of the last evaluation; a `refresh` replaces the first one.
+        context: Tensors that the map read besides the state in the last evaluation.
         trace: Residuals of all iterations, if they were recorded.
         remedy: Advice for failed solves.
         diagnose: Computes a more specific remedy, or an empty string.

@@ -65,7 +65,7 @@ class GEQCell(BranchCell):
 
         Args:
             state: State y.
-            context: Context of the cell.
+            context: Result of the cell's `inject` for the input.
 
         Returns:
             One map per branch, shape (B, groups of channels, patch rows, patch columns).

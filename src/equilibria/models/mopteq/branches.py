@@ -203,7 +203,7 @@ class ConvolutionFusionHead(nn.Module):
         channels: Channels of each branch.
         branches: Number of branches.
         num_classes: Number of classes.
-        pool: Side of the map that the feature is pooled to.
+        pool: Side, in pixels, to which feature maps are average-pooled before the classifier.
     """
 
     def __init__(self, channels: int, branches: int, num_classes: int, *, pool: int = 1) -> None:
@@ -231,14 +231,20 @@ def branch_head(
     *,
     pool: int = 1,
 ) -> nn.Module:
-    """Build the classifier for a kind of fusion.
+    """Build the classifier of a model with several branches, which reads their joined features.
 
     Args:
-        fusion: Kind of fusion.
+        fusion: How the features of the branches are joined before the classifier: "average", "sum",
+            "none" (concatenated), or "conv". The last also expects concatenated features, and the
+            head joins them by a trainable convolution.
         branches: Number of branches.
         channels: Channels of each branch.
         num_classes: Number of classes.
-        pool: Side of the map that the feature is pooled to.
+        pool: Side, in pixels, to which feature maps are average-pooled before the linear layer.
+
+    Returns:
+        A head from features (B, channels, H, W) to logits (B, num_classes); the features have
+        `branches` times the channels if they are concatenated.
     """
     if fusion == "conv":
         return ConvolutionFusionHead(channels, branches, num_classes, pool=pool)

@@ -95,7 +95,7 @@ class MOptEqCell(BranchCell):
 
     @property
     def refresh_until(self) -> int:
-        """Number of iterations during which the context is updated."""
+        """Number of first iterations of a solve in which signs or perturbations still change."""
         return max(self.energy.facts.refresh_until, self.perturb_for if self.perturbs else 0)
 
     @property
@@ -147,7 +147,12 @@ class MOptEqCell(BranchCell):
         return context.with_part("heritage_diversity", coupling.with_sample(**detached))
 
     def refresh(self, state: State, context: Context) -> Context:
-        """Return the context with signs and perturbations for `state`."""
+        """Recompute the frozen signs and the perturbations of the inputs at the current iterate.
+
+        Args:
+            state: Current iterate.
+            context: Tensors that the map read besides the state until now.
+        """
         return self.with_refreshed(self.features(state, context), lambda _: state, context)
 
     def with_refreshed(
@@ -308,7 +313,12 @@ class MOptEqFeatureCell(Cell):
 
 
 class LiftedObjective(MapObjective[MOptEqFeatureCell]):
-    """MOptEqs' objective (Eq. 5) at the states yᵢ that belong to a state of features zᵢ."""
+    """Hidden objective of MOptEqs (Eq. 5) for a cell whose states are the features zᵢ.
+
+    Eq. 5 is a function of the inner activations yᵢ of the branches, with zᵢ = Wᵢᵀyᵢ. Value and
+    gradient are those at the yᵢ = σ(Wᵢhᵢ + cᵢ) that one step computes from the features, where hᵢ
+    combines the features of the branches and cᵢ is the injected input.
+    """
 
     def __init__(self, cell: MOptEqFeatureCell, context: Context) -> None:
         super().__init__(cell, context)

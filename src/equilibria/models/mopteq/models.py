@@ -212,7 +212,7 @@ def branch_features(cell: Cell, state: State, context: Context) -> list[Tensor]:
     Args:
         cell: Cell of a POptEqs, MOptEqs or GEQ model.
         state: State of the cell.
-        context: Context of the cell.
+        context: Result of the cell's `inject` for the input, such as `solution.context`.
 
     Returns:
         One tensor per branch, shape (B, channels, H/scale, W/scale).

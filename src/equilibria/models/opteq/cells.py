@@ -201,9 +201,14 @@ class UnitLayer(nn.Module):
         return 1 - self.raw_alpha + self.raw_alpha * self.activation.lipschitz * norm**2 / self.mu
 
     def lipschitz_bound(self, context: Context, layout: Layout) -> Tensor:
-        """Return the layer's Lipschitz bound 1 − α + α L_σ‖W‖²/μ for the current weights.
+        """Bound the Lipschitz constant of the layer in the state z, for the current weights.
 
-        L_σ is the Lipschitz constant of the activation.
+        The layer is z ↦ (1 − α)z + (α/μ)Wᵀσ(Wz + Ux + b), and the bound 1 − α + α L_σ‖W‖²/μ, with
+        L_σ the Lipschitz constant of the activation σ.
+
+        Args:
+            context: Result of `inject` and `prepare`; it contains α if α is trained.
+            layout: Shape of z without the batch dimension, in a tuple of length one.
         """
         alpha = self.step_size(context)
         square = self.W.norm_bound(layout[0]).square()
@@ -219,8 +224,8 @@ class UnitLayer(nn.Module):
 
         Args:
             g: Directions, shape (N, ...) with the shape of z.
-            context: Context of the layer.
-            layout: Shape of z.
+            context: Result of `inject` and `prepare`; it contains the weights of W.
+            layout: Shape of z without the batch dimension, in a tuple of length one.
 
         Returns:
             Bounds, shape (N,).
@@ -433,8 +438,8 @@ class DeepOptEqCell(Cell):
 
         Args:
             rows: Rows of a linear head, shape (N, ...) with the shape of z.
-            context: Context of the cell.
-            layout: Shape of z.
+            context: Result of the cell's `inject`; it contains the weights of the layers.
+            layout: Shape of z without the batch dimension, in a tuple of length one.
 
         Returns:
             Bounds, shape (N, N), or None with a regularizer.

@@ -134,7 +134,12 @@ class _EpochReporter:
 
 
 def number(run: ContestantRun, measure: str) -> float:
-    """Return a measure of a run."""
+    """Return a measured number of a trained model.
+
+    Args:
+        run: The model, trained with one seed.
+        measure: "accuracy", or the name of an additional measure.
+    """
     value = run.accuracy if measure == "accuracy" else run.measures[measure]
     assert value is not None
     return value

@@ -59,7 +59,14 @@ class Difference:
         return better, len(self.values) - better - worse, worse
 
     def answer(self, margin: float) -> Answer:
-        """Return whether the model is above the reference, by the rule of this module."""
+        """Return whether the model is better than the reference, from the 95 % interval.
+
+        "holds" if the confidence interval of the mean difference lies above zero; "does not" if it
+        lies below zero or within ±`margin`; otherwise "undecided".
+
+        Args:
+            margin: Size below which a difference does not matter.
+        """
         low, high = self.interval
         if low > 0:
             return "holds"
@@ -68,7 +75,10 @@ class Difference:
     def seeds_needed(self, margin: float) -> int:
         """Return the number of seeds that would decide the claim at this mean and deviation.
 
-        The interval then excludes zero, or lies within the margin.
+        The 95 % interval of the mean difference then excludes zero or lies within ±`margin`.
+
+        Args:
+            margin: Size below which a difference does not matter.
         """
         room = max(abs(self.mean), margin - abs(self.mean))
         count = 2
@@ -78,7 +88,12 @@ class Difference:
 
 
 def half_width(spread: float, count: int) -> float:
-    """Return half the width of Student's interval for a mean of `count` values."""
+    """Return half the width of the 95 % confidence interval (Student's t) of a mean.
+
+    Args:
+        spread: Standard deviation of the values.
+        count: Number of values, at least 2.
+    """
     from scipy.stats import t
 
     return float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * spread / math.sqrt(count)

@@ -110,7 +110,15 @@ def jobs(
     runs: Path,
     root: Path | None = None,
 ) -> dict[tuple[str, int], list[Job]]:
-    """Return the jobs by title and budget, one per seed."""
+    """Return the training jobs of the study, one per seed, by title of the family and budget.
+
+    Args:
+        families: Model families.
+        budgets: Numbers of parameters; each family gets the width that comes closest.
+        seeds: Number of seeds.
+        runs: Folder that contains the folders of all runs.
+        root: Folder of the data sets; by default that of the recipes.
+    """
     return {
         (family.title, budget): [
             make_job(family.recipe(budget), seed, runs, root=root) for seed in range(seeds)
@@ -121,7 +129,11 @@ def jobs(
 
 
 def table(by_family: Mapping[tuple[str, int], Sequence[Result]]) -> list[list[str]]:
-    """Return the header and one row per model and budget."""
+    """Return the header and one row per model family and budget.
+
+    Args:
+        by_family: Results of all seeds, by title of the family and budget (number of parameters).
+    """
     rows = [["model", "parameters", "accuracy (%)", "training (CPU min)", "iterations"]]
     for (title, _), results in by_family.items():
         scores = [100 * float(r["accuracy"] or 0) for r in results]

@@ -185,7 +185,18 @@ class WidthRun:
 
 
 def fitted_rate(values: Sequence[float], floor: float) -> float:
-    """Return exp of the slope of log(values) over their second half, by least squares."""
+    """Estimate the factor per step of values that fall geometrically.
+
+    It is exp of the slope of a least-squares line through log(values), over their second half.
+
+    Args:
+        values: The values, one per step.
+        floor: Values at or below it are left out before the second half is taken, as are values
+            that are not finite.
+
+    Returns:
+        The factor; NaN if fewer than two values are left in the second half.
+    """
     usable = [value for value in values if math.isfinite(value) and value > floor]
     tail = usable[len(usable) // 2 :]
     if len(tail) < 2:
@@ -236,7 +247,11 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def singular_values(self) -> tuple[float, float]:
-        """Return the smallest singular value of all weights and the largest of the layers' W_l."""
+        """Return the smallest and the largest singular value of the weight matrices.
+
+        The smallest is over the matrices W_l that act on the state, one per unit layer, and the
+        readout W_{L+1}; the largest is over the W_l only. The input matrices do not count.
+        """
         spectra = [torch.linalg.svdvals(unit.W.weights()[0]) for unit in self.units]
         smallest = min(float(s[-1]) for s in [*spectra, torch.linalg.svdvals(self.readout)])
         return smallest, max(float(s[0]) for s in spectra)

@@ -283,9 +283,13 @@ def lipschitz_bounds(facts: BranchFacts, iterations: int = 8) -> LipschitzBounds
 def printed_lipschitz(mu: float, beta_max: float, gamma: float, radius: float) -> float:
     """Evaluate GEQ's Lipschitz bound as printed, Eq. 11: a/(1 − a), a = β_max μ² + √γ B μ³.
 
+    It bounds the Lipschitz constant of a branch's equilibrium z(x) in the input x of the layer. The
+    branch applies the operator W to the state and U to the input, and weights each patch q of
+    Ux + b − Wz by β = e^{−γ‖q‖²}.
+
     Args:
-        mu: μ, the larger of ‖W‖ and ‖U‖.
-        beta_max: Largest β.
+        mu: μ, the larger of the operator norms ‖W‖ and ‖U‖.
+        beta_max: Largest weight β of a patch.
         gamma: γ of the Gaussian kernel.
         radius: B, the largest norm of an input or an equilibrium.
 
@@ -304,8 +308,10 @@ def printed_lipschitz(mu: float, beta_max: float, gamma: float, radius: float) -
 def opteq_lipschitz(mu: float) -> float:
     """Evaluate OptEq's Lipschitz bound as printed in GEQ, Eq. 12: μ/(1 − μ²).
 
+    It bounds the Lipschitz constant of the equilibrium in the input of the layer.
+
     Args:
-        mu: μ, the larger of ‖W‖ and ‖U‖.
+        mu: μ, the larger norm of the operators W (on the state) and U (on the input).
 
     Returns:
         The bound. It is infinite if μ ≥ 1.
@@ -322,7 +328,7 @@ def remark_2(beta_max: float, gamma: float, radius: float) -> bool:
     """Check GEQ's Remark 2: assumptions under which its bound (Eq. 11) is below OptEq's (Eq. 12).
 
     Args:
-        beta_max: Largest β.
+        beta_max: Largest attention weight β = e^{−γ‖q‖²} of a patch q.
         gamma: γ of the Gaussian kernel.
         radius: B, the largest norm of an input or an equilibrium.
 
@@ -388,5 +394,10 @@ def measured_lipschitz(
 
 
 def quotient(above: float, below: float) -> float:
-    """Divide two numbers; return infinity if the denominator is not positive."""
+    """Divide two numbers; return infinity if the denominator is not positive.
+
+    Args:
+        above: Numerator.
+        below: Denominator.
+    """
     return above / below if below > 0 else math.inf

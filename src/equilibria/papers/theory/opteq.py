@@ -121,7 +121,7 @@ class AffineOptEqCell(Cell):
 
 
 class AffineObjective(MapObjective[AffineOptEqCell]):
-    """Objective φ∘A of `AffineOptEqCell`, φ that of its OptEq layer, at the image of a state.
+    """Hidden objective φ(A(z)) of `AffineOptEqCell`, with φ that of the OptEq layer inside it.
 
     With a skip connection (`alpha` below 1) the objective is α M_φ^{1−α}∘A.
     """
@@ -134,10 +134,10 @@ class AffineObjective(MapObjective[AffineOptEqCell]):
         return self.inner.value(self.cell.transform(state, self.context))
 
     def gradient(self, state: State) -> Tensor:
-        """Compute the gradient Rᵀ∇φ(A(z)) at the image z of a state.
+        """Compute the gradient Rᵀ∇φ(A(z)) at a state z, for A(z) = Rz + t.
 
         Args:
-            state: The state, shape (B, channels, ...).
+            state: z, shape (B, channels, ...).
 
         Returns:
             The gradient, with the shape of the state.

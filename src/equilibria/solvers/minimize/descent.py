@@ -402,7 +402,7 @@ class _DescentRun:
         return self.point
 
     def _plain_step(self, y: Tensor) -> list[Point]:
-        """Return the start, or zero where the energy is not finite there, and its image."""
+        """Return y and T(y) for the start y, or for y = 0 where its energy is not finite."""
         value, descent = self.objective.energy(y, self.rows)
         broken = (~torch.isfinite(value + descent.sum(dim=1))).nonzero().squeeze(1)
         if len(broken):
