@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx
 
 import equilibria as eq
-from equilibria.compiled.store import fingerprint, padded_size
+from equilibria.compiled.store import Parts, padded_size
 from equilibria.compiled.tracing import TraceError, lift_constants, split, trace
 
 
@@ -85,14 +85,14 @@ def test_captured_tensors_become_inputs() -> None:
 def test_the_fingerprint_follows_numbers_and_captured_values() -> None:
     factor = 0.5
     cell = eq.equilibrium.FunctionCell(lambda z, x: factor * z + x)
-    before = fingerprint(cell)
-    assert fingerprint(cell) == before
+    before = Parts(cell).fingerprint()
+    assert Parts(cell).fingerprint() == before
     factor = 0.25
-    assert fingerprint(cell) != before
+    assert Parts(cell).fingerprint() != before
     energy = eq.EnergyCell(eq.Input(torch.eye(2)))
-    before = fingerprint(energy)
+    before = Parts(energy).fingerprint()
     energy.alpha = 0.5
-    assert fingerprint(energy) != before
+    assert Parts(energy).fingerprint() != before
 
 
 def test_padding_adds_at_most_a_quarter() -> None:

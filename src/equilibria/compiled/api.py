@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ from equilibria.compiled.forward import CompiledSolver
 from equilibria.compiled.store import Compilation, GraphStore
 from equilibria.compiled.whole import WholeModel
 from equilibria.context.context import run_eagerly
-from equilibria.equilibrium import EquilibriumLayer, solving
-from equilibria.equilibrium.solving import in_block, solving_of
+from equilibria.equilibrium import EquilibriumLayer, Solving
+from equilibria.equilibrium.solving import in_block, replaced_settings, solving_of
 from equilibria.operators.norm_control import is_wrapped
 
 
@@ -80,6 +80,7 @@ class CompiledModel(nn.Module):
         if not layers:
             raise TypeError(f"{type(model).__name__} has no equilibrium layer to compile")
         self._layers = [(layer, GraphStore()) for layer in layers]
+        self._settings: dict[object, tuple[Solving, Solving]] = {}
         self._whole = WholeModel(model, GraphStore())
         self.training = model.training
 
@@ -101,16 +102,20 @@ class CompiledModel(nn.Module):
             output = self._whole(*inputs)
             if output is not None:
                 return output
-        with ExitStack() as stack:
-            for layer, graphs in self._layers:
-                settings = solving_of(layer)
-                block = solving(
-                    layer,
-                    solver=CompiledSolver.of(settings.solver, graphs),
-                    gradient=CompiledImplicit.of(settings.gradient, graphs),
-                )
-                stack.enter_context(block)
+        settings = {layer.identity: self._compiled(layer, graphs) for layer, graphs in self._layers}
+        with replaced_settings(settings):
             return self.model(*inputs, **options)
+
+    def _compiled(self, layer: EquilibriumLayer, graphs: GraphStore) -> Solving:
+        """Return the current settings of a layer with the compiled solver and gradient rule."""
+        settings = solving_of(layer)
+        kept = self._settings.get(layer.identity)
+        if kept is None or kept[0] is not settings:
+            gradient = CompiledImplicit.of(settings.gradient, settings.solver, graphs)
+            solver = CompiledSolver.of(settings.solver, graphs)
+            kept = settings, replace(settings, solver=solver, gradient=gradient)
+            self._settings[layer.identity] = kept
+        return kept[1]
 
     def _fits_one_graph(self, inputs: tuple[Any, ...]) -> bool:
         """Return whether to try the graph of the whole model."""

@@ -12,7 +12,6 @@ from torch import Tensor, fx
 from equilibria.compiled.forward import converged_status
 from equilibria.compiled.store import (
     GraphStore,
-    fingerprint,
     padded,
     padded_size,
     padded_with_zeros,
@@ -27,6 +26,7 @@ from equilibria.gradients.local_step import LocalStep, StepRecipe
 from equilibria.operators.norm_control import is_wrapped
 from equilibria.solvers.graph import GraphIteration, GraphResult, conjugate_gradients, traced_loop
 from equilibria.solvers.linear.base import LinearSolution
+from equilibria.solvers.method import Method
 
 MEMORY = 6
 """Number of points that the compiled linear solve of maps without symmetry mixes."""
@@ -46,16 +46,19 @@ class CompiledImplicit(Implicit):
     graphs: GraphStore = field(default_factory=GraphStore)
 
     @classmethod
-    def of(cls, rule: GradientRule, graphs: GraphStore) -> GradientRule:
+    def of(cls, rule: GradientRule, solver: Method, graphs: GraphStore) -> GradientRule:
         """Return the compiled form of a gradient rule; other rules than `Implicit` as they are.
 
         Args:
             rule: The rule.
+            solver: Solver of the forward pass, which sets the tolerance unless the rule does.
             graphs: Where compiled graphs are kept.
         """
         if type(rule) is not Implicit or rule.warm_start or rule.method not in ("auto", "cg"):
             return rule
-        return cls(graphs=graphs, **{f.name: getattr(rule, f.name) for f in fields(rule)})
+        options = {f.name: getattr(rule, f.name) for f in fields(rule)}
+        options["tolerance"] = rule.tolerance_with(solver)
+        return cls(graphs=graphs, **options)
 
     def linear_solver(
         self, rule: Implicit, recipe: StepRecipe, backward: Backward, epsilon: float
@@ -99,7 +102,7 @@ class CompiledLinearSolver(LinearSolver):
 
         key: Hashable = (
             (rule.tolerance, rule.max_iterations, tuple(needed), recipe.symmetry),
-            fingerprint(recipe.cell),
+            rule.graphs.parts(recipe.cell).fingerprint(),
         )
         graph = rule.graphs.get("backward", key, size, inputs, build)
         if graph is None:

@@ -12,16 +12,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from equilibria.compiled.store import (
     GraphStore,
-    fingerprint,
     padded,
     padded_size,
     plain,
-    tensors_of,
 )
 from equilibria.compiled.tracing import split, trace
 from equilibria.context import Context
 from equilibria.context.twin import twin
-from equilibria.gradients.local_step import has_replaced_methods
 from equilibria.operators.norm_control import is_wrapped
 from equilibria.solvers import Accelerated, Anderson, Auto, Picard
 from equilibria.solvers.auto import SMALL_STATE, SMALL_STATE_MEMORY
@@ -67,7 +64,10 @@ class CompiledSolver(Method):
     @property
     def eager(self) -> Method:
         """The base solver with the current settings."""
-        return replace(self.base, **{f.name: getattr(self, f.name) for f in fields(Method)})
+        settings = {f.name: getattr(self, f.name) for f in fields(Method)}
+        if all(getattr(self.base, name) == value for name, value in settings.items()):
+            return self.base
+        return replace(self.base, **settings)
 
     @property
     def couples_batch(self) -> bool:
@@ -81,7 +81,7 @@ class CompiledSolver(Method):
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
         eager = self.eager
-        iteration = graph_iteration(eager, problem)
+        iteration = graph_iteration(eager, problem, self.graphs)
         if isinstance(iteration, str) or trace or problem.trace:
             if isinstance(iteration, str) and iteration:
                 self.graphs.warn(iteration)
@@ -103,13 +103,14 @@ class CompiledSolver(Method):
             point = padded(point, size)
             context = padded_context(context, size)
         cell: nn.Module = problem.step.__self__  # type: ignore[attr-defined]
-        held = tensors_of(cell)
+        parts = self.graphs.parts(cell)
+        held = parts.tensors()
         inputs = [point, *context.tensors(), *held]
 
         def build() -> tuple[fx.GraphModule, None]:
             return solve_graph(problem, cell, context, held, iteration, inputs), None
 
-        key: Hashable = (iteration, problem.packing.channels_last, fingerprint(cell))
+        key: Hashable = (iteration, problem.packing.channels_last, parts.fingerprint())
         graph = self.graphs.get("forward", key, size, inputs, build)
         if graph is None:
             return None
@@ -177,7 +178,9 @@ def context_size(context: Context, problem: FixedPointProblem, rows: int) -> int
     return problem.packing.samples if problem.couples_batch else rows
 
 
-def graph_iteration(base: Method, problem: FixedPointProblem) -> GraphIteration | str:
+def graph_iteration(
+    base: Method, problem: FixedPointProblem, graphs: GraphStore
+) -> GraphIteration | str:
     """Return the iteration of a graph for a problem, or why it must be solved eagerly.
 
     The reason is empty if it needs no report, because the caller asked for what a graph cannot do.
@@ -195,9 +198,10 @@ def graph_iteration(base: Method, problem: FixedPointProblem) -> GraphIteration 
         return ""
     if base.stop is not None:
         return "compiled solves do not support stopping criteria; this one runs eagerly"
-    if any(isinstance(m, _BatchNorm) and m.training for m in cell.modules()):
+    parts = graphs.parts(cell)
+    if any(isinstance(m, _BatchNorm) and m.training for m in parts.modules):
         return "the map updates batch statistics in training, so its solve runs eagerly"
-    if has_replaced_methods(cell):
+    if parts.has_replaced_methods:
         return "a method of the map was replaced by a function, so its solve runs eagerly"
     iteration = _settings(base, problem)
     numbers = problem.packing.size * problem.packing.samples

@@ -22,9 +22,12 @@ from equilibria.compiled.tracing import (
     trace,
 )
 from equilibria.context.caller import warn_caller
-from equilibria.context.twin import twin
+from equilibria.gradients.local_step import has_replaced_methods
 
 logger = logging.getLogger("equilibria.compiled")
+
+SCALARS = (bool, int, float, str)
+"""Types of attributes whose values become part of a graph."""
 
 MAX_GRAPHS = 32
 """Largest number of graphs per layer; further shapes are solved eagerly."""
@@ -83,6 +86,7 @@ class GraphStore:
     def __init__(self) -> None:
         self.compilations: list[Compilation] = []
         self._graphs: dict[Hashable, Graph | None] = {}
+        self._parts: dict[int, Parts] = {}
         self._warned: set[str] = set()
         self._lock = threading.Lock()
 
@@ -146,6 +150,13 @@ class GraphStore:
         logger.info("compiled a %s graph for %d samples in %.1f s", kind, samples, seconds)
         return Graph(function, constants, notes)
 
+    def parts(self, module: nn.Module) -> Parts:
+        """Return the parts of a module, which are collected once."""
+        parts = self._parts.get(id(module))
+        if parts is None:
+            parts = self._parts[id(module)] = Parts(module)
+        return parts
+
     def warn(self, message: str) -> None:
         """Warn once per message."""
         if message not in self._warned:
@@ -173,33 +184,44 @@ def plain(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [_plain(tensor) for tensor in tensors]
 
 
-def tensors_of(module: nn.Module) -> list[Tensor]:
-    """Return all distinct tensors that a module holds: parameters, buffers and attributes."""
-    held: list[Tensor] = []
+class Parts:
+    """What a module consists of: its submodules, and the tensors and Python values in them.
 
-    def collect(tensor: Tensor) -> Tensor:
-        held.append(tensor)
-        return tensor
-
-    twin(module, collect)
-    return held
-
-
-def fingerprint(module: nn.Module) -> tuple[Hashable, ...]:
-    """Return the Python values that a traced module depends on.
-
-    Numbers, flags and strings in its attributes, and what its functions capture. A graph is traced
-    again if one of them changes.
+    Args:
+        module: Module whose submodules do not change.
     """
-    values: list[Hashable] = []
-    for part in module.modules():
-        for value in vars(part).values():
-            kind = type(value)
-            if kind in (bool, int, float, str):
-                values.append(value)
-            elif kind is FunctionType:
-                values.extend(captured(value))
-    return tuple(values)
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.modules = list(module.modules())
+        self.has_replaced_methods = has_replaced_methods(module)
+
+    def tensors(self) -> list[Tensor]:
+        """Return all distinct tensors: parameters, buffers and attributes."""
+        held: dict[int, Tensor] = {}
+        for part in self.modules:
+            attributes = vars(part)
+            for tensors in (attributes["_parameters"], attributes["_buffers"], attributes):
+                for tensor in tensors.values():
+                    if isinstance(tensor, Tensor):
+                        held[id(tensor)] = tensor
+        return list(held.values())
+
+    def fingerprint(self) -> tuple[Hashable, ...]:
+        """Return the Python values that a trace of the module depends on.
+
+        Numbers, flags and strings in its attributes, and what its functions capture. A graph is
+        traced again if one of them changes.
+        """
+        values: list[Hashable] = []
+        for part in self.modules:
+            for value in vars(part).values():
+                kind = type(value)
+                if kind in SCALARS:
+                    values.append(value)
+                elif kind is FunctionType:
+                    values.extend(captured(value))
+        return tuple(values)
 
 
 def captured(function: FunctionType) -> list[Hashable]:
@@ -207,7 +229,7 @@ def captured(function: FunctionType) -> list[Hashable]:
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     names = [name for name in function.__code__.co_names if name in function.__globals__]
     values = [*cells, *(function.__globals__[name] for name in names)]
-    return [v if isinstance(v, bool | int | float | str) else id(v) for v in values]
+    return [v if isinstance(v, SCALARS) else id(v) for v in values]
 
 
 def padded_size(samples: int) -> int:

@@ -14,9 +14,9 @@ from equilibria.compiled.forward import graph_iteration
 from equilibria.compiled.store import (
     Graph,
     GraphStore,
+    Parts,
     padded,
     padded_size,
-    tensors_of,
 )
 from equilibria.compiled.tracing import NotInOneGraph, trace
 from equilibria.context import Context, State
@@ -63,10 +63,10 @@ class GraphLayer(nn.Module):
         potential = problem.potential
         if potential is not None and not potential.is_convex:
             raise NotInOneGraph  # each solution is tested for a minimum
-        iteration = graph_iteration(layer.solving.solver, problem)
+        iteration = graph_iteration(layer.solving.solver, problem, GraphStore())
         if isinstance(iteration, str):
             raise NotInOneGraph
-        held = tensors_of(cell)
+        held = Parts(cell).tensors()
         constants, places = _distinct([*context.tensors(), *held])
         count, packing = len(context.tensors()), problem.packing
         skeleton = context.skeleton()
@@ -173,7 +173,7 @@ class WholeModel:
             fixed = _fixed_copy(self.model, inputs)
         except (FixedWeightsError, NotInOneGraph):
             return None
-        tensors = tensors_of(fixed)
+        tensors = Parts(fixed).tensors()
         given = [padded(x, size) for x in inputs]
 
         def build() -> tuple[fx.GraphModule, list[float]]:

@@ -132,7 +132,9 @@ class SolvingBlock:
     start: Mapping[object, State | None] | Literal["last"] | None
     last: dict[object, State]
     record: Record
-    private: bool
+    private: bool = False
+    replaced: Mapping[object, Solving] = field(default_factory=dict)
+    """Settings that replace those of a layer, by identity, before the changes apply."""
 
 
 _blocks: ContextVar[tuple[SolvingBlock, ...]] = ContextVar("equilibria_solving", default=())
@@ -222,15 +224,38 @@ def _covering(layer: EquilibriumLayer) -> list[SolvingBlock]:
     return [block for block in blocks if layer.identity in block.layers] if blocks else []
 
 
-def _changed(settings: Solving, blocks: list[SolvingBlock]) -> Solving:
+@contextmanager
+def replaced_settings(settings: Mapping[object, Solving]) -> Iterator[None]:
+    """Replace the settings of layers inside a `with` block, see `solving`.
+
+    Args:
+        settings: New settings by identity of the layer.
+    """
+    block = SolvingBlock(
+        layers=frozenset(settings),
+        changes={},
+        start=None,
+        last={},
+        record=Record(),
+        replaced=settings,
+    )
+    token = _blocks.set((*_blocks.get(), block))
+    try:
+        yield
+    finally:
+        _blocks.reset(token)
+
+
+def _changed(layer: EquilibriumLayer, blocks: list[SolvingBlock]) -> Solving:
+    settings = layer.solving
     for block in blocks:
-        settings = settings.changed(**block.changes)
+        settings = block.replaced.get(layer.identity, settings).changed(**block.changes)
     return settings
 
 
 def solving_of(layer: EquilibriumLayer) -> Solving:
     """Return the current settings of a layer, including changes by enclosing blocks."""
-    return _changed(layer.solving, _covering(layer))
+    return _changed(layer, _covering(layer))
 
 
 class Active:
@@ -239,7 +264,7 @@ class Active:
     def __init__(self, layer: EquilibriumLayer) -> None:
         self.layer = layer
         covering = _covering(layer)
-        self.solving = _changed(layer.solving, covering)
+        self.solving = _changed(layer, covering)
         hidden = max((i for i, block in enumerate(covering) if block.private), default=0)
         self.blocks = covering[hidden:]
 

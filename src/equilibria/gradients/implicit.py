@@ -98,7 +98,9 @@ class Implicit(GradientRule):
                 enabled=torch.is_autocast_enabled(device),
             ),
         )
-        rule = replace(self, tolerance=self.tolerance_with(solver))
+        rule = self
+        if self.tolerance is None:
+            rule = replace(self, tolerance=self.tolerance_with(solver))
         solve = self.linear_solver(rule, recipe, backward, problem.epsilon)
         outputs = _apply(_FixedPoint, solve, *states, *context.tensors(), *parameters.values())
         return unflatten_state(solution.state, outputs), solution
