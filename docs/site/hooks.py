@@ -32,6 +32,7 @@ ROOMS = {
     "data": "Data",
     "training": "Training",
     "inference": "Inference",
+    "compiled": "Compiled solves",
     "exports": "Exports",
     "report": "Reports",
     "serving": "Serving",

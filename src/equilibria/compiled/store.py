@@ -185,7 +185,7 @@ def plain(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Parts:
-    """What a module consists of: its submodules, and the tensors and Python values in them.
+    """The submodules of a module, and the tensors and Python values in them.
 
     Args:
         module: Module whose submodules do not change.
