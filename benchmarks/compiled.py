@@ -29,6 +29,9 @@ import equilibria as eq
 
 TOLERANCES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
 LIMIT = 500
+TRAIN_TARGET = 3e-3
+"""Target error of gradients. Larger than that of states, because a single unit of a ReLU that is
+zero on one side only changes the gradient by about 1e-3."""
 TRIAL_REPEATS = 7
 
 Run = Callable[[], Any]
@@ -335,7 +338,9 @@ def main() -> None:
             continue
         for target in options.targets:
             print(compare(problem, train=False, target=target, repeats=options.repeats), flush=True)
-        print(compare(problem, train=True, target=1e-3, repeats=options.repeats), flush=True)
+        print(
+            compare(problem, train=True, target=TRAIN_TARGET, repeats=options.repeats), flush=True
+        )
     if not options.rows or any("model" in row for row in options.rows):
         print("\n| one image | eager, ms | compiled, ms | ONNX, ms | ResNet, ms |")
         print("|---|---:|---:|---:|---:|")
