@@ -50,7 +50,6 @@ WITHOUT = {
     "RunReport": "the result of `run_report`, shown there",
     "report_page": "shown with `run_report`",
     "write_report": "the last step of `train` and `reproduce`",
-    "generate": "it needs a run with its data, for `equilibria generate`",
     "carry_out": "it trains the models of a table, for `equilibria reproduce`",
 }
 

@@ -33,6 +33,7 @@ ROOMS = {
     "training": "Training",
     "inference": "Inference",
     "exports": "Exports",
+    "analysis": "Analysis",
     "report": "Reports",
     "serving": "Serving",
     "papers": "Papers' tables",

@@ -11,7 +11,7 @@ import torch
 from equilibria.data import DataSet, DataSetCard, load_digits
 from equilibria.data.registry import register_dataset
 from equilibria.data.source import evenly_spread
-from equilibria.report import generate
+from equilibria.report.generation import generate
 from equilibria.tasks.images import latents_of
 from equilibria.training.experiment import Experiment
 from equilibria.training.recipe import recipe_from_data

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import equilibria as eq
-from equilibria.report import RunReport, follow_solve, report_page, run_report
+from equilibria.analysis import follow_solve
+from equilibria.report import RunReport, report_page, run_report
 from equilibria.report.figures import convergence_charts, themed
 from equilibria.report.page import choose_examples
 from equilibria.report.sheets import image_png

@@ -57,6 +57,8 @@ def generate(
     device: Device = "auto",
 ) -> None:
     """Draw samples and reconstructions with a trained generator, and measure their quality."""
+    from equilibria.report import generation
+
     reconstructions = output.with_name(f"{output.stem}-reconstructions{output.suffix}")
     check_new(output, reconstructions, overwrite=overwrite)
     torch_device = eq.training.processes.choose_device(device)
@@ -74,9 +76,7 @@ def generate(
             f"the samples are not compared with images, because the data set is missing: {missing}"
         )
         chosen = opened_model(run, torch_device, best)
-        result, drawn = eq.report.generation.generate_without_data(
-            chosen, torch_device, run, **common
-        )
+        result, drawn = generation.generate_without_data(chosen, torch_device, run, **common)
     else:
         # Runs store latents of their last weights, not of their best.
         known = None if best else eq.training.packed.kept_latents(run)
@@ -86,7 +86,7 @@ def generate(
             def show(step: str, done: int, total: int) -> None:
                 progress.update(task, description=step, completed=done, total=total)
 
-            result, drawn, reconstructed = eq.report.generate(
+            result, drawn, reconstructed = generation.generate(
                 experiment,
                 torch_device,
                 folder=run,

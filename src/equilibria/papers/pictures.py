@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from equilibria.analysis.saliency import grad_cam
 from equilibria.data import Batches
 from equilibria.inputs import Engine, get_engine
 from equilibria.inputs.latents import is_generator
@@ -13,7 +14,7 @@ from equilibria.models.base import predicted_classes
 from equilibria.models.generators.autoencoders import Autoencoder
 from equilibria.papers.measures import DAMAGE_SEED, DAMAGES, RIDGE, timed_searches
 from equilibria.report.generation import generate
-from equilibria.report.saliency import grad_cam, overlaid
+from equilibria.report.saliency import overlaid
 from equilibria.report.sheets import Sheet, SheetRow, class_titles, compared
 from equilibria.report.style import (
     drawing,

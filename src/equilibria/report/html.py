@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equilibria.analysis import ExplainedPredictions
 from equilibria.data import image_from_tensor
 from equilibria.registry import printable
 from equilibria.report.charts import Chart
@@ -28,7 +29,6 @@ from equilibria.report.sheets import image_png
 from equilibria.report.style import DARK, LIGHT, Theme
 
 if TYPE_CHECKING:
-    from equilibria.report.explanation import Explanation
     from equilibria.report.page import RunReport
 
 PAGE = Theme(*(f"var(--{name})" for name in vars(LIGHT)))
@@ -57,7 +57,7 @@ def report_page(reports: Sequence[RunReport], footer: str = "") -> str:
     return _rendered("report.html.jinja", reports=reports, footer=footer, several=len(reports) > 1)
 
 
-def explanation_page(explanation: Explanation, title: str, footer: str = "") -> str:
+def explanation_page(explanation: ExplainedPredictions, title: str, footer: str = "") -> str:
     """Render the HTML page of an explanation."""
     return _rendered("explanation.html.jinja", explanation=explanation, title=title, footer=footer)
 
@@ -101,7 +101,7 @@ def _picture(image: Tensor) -> str:
     return f"data:image/png;base64,{base64.b64encode(image_png(image)).decode('ascii')}"
 
 
-def _saliency(explanation: Explanation, index: int) -> str | None:
+def _saliency(explanation: ExplainedPredictions, index: int) -> str | None:
     """Return the image overlaid with its Grad-CAM map, if there is one."""
     if explanation.saliency is None:
         return None
@@ -109,12 +109,12 @@ def _saliency(explanation: Explanation, index: int) -> str | None:
     return _picture(overlaid(explanation.images[batch].float(), explanation.saliency[batch])[0])
 
 
-def _gradient(explanation: Explanation, index: int) -> str:
+def _gradient(explanation: ExplainedPredictions, index: int) -> str:
     """Draw the gradient: making red pixels brighter increases the margin, blue ones reduce it."""
     return _picture(signed(explanation.gradient[index].float().mean(dim=0)))
 
 
-def _attention(explanation: Explanation, index: int) -> list[str]:
+def _attention(explanation: ExplainedPredictions, index: int) -> list[str]:
     """Return β of each branch, averaged over the groups of channels."""
     maps = [beta[index].float().mean(dim=0) for beta in explanation.attention]
     return [_heat(beta) for beta in maps if min(beta.shape) > 1]
@@ -138,7 +138,7 @@ def _heat(values: Tensor) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def _bars(explanation: Explanation, index: int) -> list[dict[str, Any]]:
+def _bars(explanation: ExplainedPredictions, index: int) -> list[dict[str, Any]]:
     """Return the terms of an image with the widths of their bars, in percent of half a line."""
     rows = explanation.pulls(index)
     largest = max((max(abs(pull), abs(source)) for _, pull, source in rows), default=0.0) or 1.0

@@ -14,6 +14,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from equilibria.analysis.calibration import Calibration, calibration
+from equilibria.analysis.convergence import Convergence
+from equilibria.analysis.explanation import ExplainedPredictions, affordable, explain_predictions
 from equilibria.certificates import Certificate, NoCertificateError, certifier
 from equilibria.data import Batches, DataSet
 from equilibria.inputs import AttackSettings, RobustnessCurves, measure_robustness
@@ -22,9 +25,6 @@ from equilibria.inputs.robustness import certified_curve
 from equilibria.models import EquilibriumClassifier
 from equilibria.models.base import predicted_classes
 from equilibria.models.registry import parameter_count
-from equilibria.report.calibration import Calibration, calibration
-from equilibria.report.convergence import Convergence
-from equilibria.report.explanation import Explanation, affordable, explain
 from equilibria.report.labels import certificate_rows, figure_rows
 from equilibria.tasks import Classification, Evaluation
 from equilibria.training import EpochMetrics
@@ -124,7 +124,7 @@ class RunReport:
     history: Sequence[EpochMetrics]
     unit: str = "test image"
     calibration: Calibration | None = None
-    explanation: Explanation | None = None
+    explanation: ExplainedPredictions | None = None
     certified: Certified | None = None
     robustness: RobustnessCurves | None = None
     left_out: Sequence[str] = ()
@@ -332,7 +332,7 @@ class _Measurements:
                 self.model, images[:count], labels[:count], refine=self.refine
             )
             self.on_step(f"explaining {len(chosen)} test images")
-            explanation = explain(
+            explanation = explain_predictions(
                 self.model,
                 images[chosen],
                 follow=images[:FOLLOWED],

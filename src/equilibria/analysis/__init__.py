@@ -1,0 +1,7 @@
+"""Measurements of trained models: the values that reports, figures and tables show."""
+
+from equilibria.analysis.convergence import Convergence, follow_solve
+from equilibria.analysis.explanation import ExplainedPredictions
+from equilibria.analysis.saliency import grad_cam
+
+__all__ = ["Convergence", "ExplainedPredictions", "follow_solve", "grad_cam"]
