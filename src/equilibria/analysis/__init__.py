@@ -2,6 +2,14 @@
 
 from equilibria.analysis.convergence import Convergence, follow_solve
 from equilibria.analysis.explanation import ExplainedPredictions
+from equilibria.analysis.run import RunFindings, measure_run
 from equilibria.analysis.saliency import grad_cam
 
-__all__ = ["Convergence", "ExplainedPredictions", "follow_solve", "grad_cam"]
+__all__ = [
+    "Convergence",
+    "ExplainedPredictions",
+    "RunFindings",
+    "follow_solve",
+    "grad_cam",
+    "measure_run",
+]

@@ -1,15 +1,6 @@
-"""Making networks understood: convergence, figures, and the HTML report."""
+"""Making networks understood: charts, figures, and HTML pages of given values."""
 
 from equilibria.report.explanation import Explanation, explain
-from equilibria.report.html import report_page
-from equilibria.report.page import RunReport, run_report
-from equilibria.report.stored import write_report
+from equilibria.report.html import report_page, write_report
 
-__all__ = [
-    "Explanation",
-    "RunReport",
-    "explain",
-    "report_page",
-    "run_report",
-    "write_report",
-]
+__all__ = ["Explanation", "explain", "report_page", "write_report"]

@@ -6,12 +6,13 @@ import base64
 import io
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from equilibria.analysis import ExplainedPredictions
+from equilibria.analysis import ExplainedPredictions, RunFindings
 from equilibria.data import image_from_tensor
 from equilibria.registry import printable
 from equilibria.report.charts import Chart
@@ -27,9 +28,9 @@ from equilibria.report.labels import certificate_reasons
 from equilibria.report.saliency import overlaid, signed
 from equilibria.report.sheets import image_png
 from equilibria.report.style import DARK, LIGHT, Theme
-
-if TYPE_CHECKING:
-    from equilibria.report.page import RunReport
+from equilibria.report.tables import certified_details, certified_rows, run_rows
+from equilibria.training import RunFolder
+from equilibria.training.files import write_atomically
 
 PAGE = Theme(*(f"var(--{name})" for name in vars(LIGHT)))
 """CSS variables, so that charts take the colors of the page."""
@@ -39,11 +40,11 @@ HEAT_SIDE = 240
 """Smallest longer side of a heat map, in pixels."""
 
 
-def report_page(reports: Sequence[RunReport], footer: str = "") -> str:
+def report_page(reports: Sequence[RunFindings], footer: str = "") -> str:
     """Render the HTML page of a run, or of several runs side by side.
 
     Args:
-        reports: Reports of the runs.
+        reports: Measures of the runs.
         footer: Last line of the page.
 
     Returns:
@@ -55,6 +56,22 @@ def report_page(reports: Sequence[RunReport], footer: str = "") -> str:
     if not reports:
         raise ValueError("a report page needs at least one run, got none")
     return _rendered("report.html.jinja", reports=reports, footer=footer, several=len(reports) > 1)
+
+
+def write_report(folder: Path, findings: RunFindings, footer: str) -> Path:
+    """Write the report of a run into its folder.
+
+    Args:
+        folder: Folder of the run.
+        findings: Measures of the run.
+        footer: Last line of the page.
+
+    Returns:
+        Path of the HTML page.
+    """
+    page = RunFolder(folder).report
+    write_atomically(page, report_page([findings], footer).encode())
+    return page
 
 
 def explanation_page(explanation: ExplainedPredictions, title: str, footer: str = "") -> str:
@@ -88,6 +105,9 @@ def _rendered(template: str, **facts: Any) -> str:
         "robustness_charts": robustness_charts,
         "training_charts": training_charts,
         "certificate_reasons": certificate_reasons,
+        "run_rows": run_rows,
+        "certified_rows": certified_rows,
+        "certified_details": certified_details,
         "saliency_picture": _saliency,
         "gradient_picture": _gradient,
         "attention_pictures": _attention,
