@@ -14,12 +14,12 @@ from typing import Any
 import torch
 import yaml
 
+from equilibria.analysis.compare import read_runs
 from equilibria.analysis.generation import generate
 from equilibria.certificates import Certificate, NoCertificateError, certifier
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.equilibrium.capabilities import guarantee
 from equilibria.models.pretrained import SHIPPED
-from equilibria.report.compare import read_runs
 from equilibria.training import pack
 from equilibria.training.experiment import Experiment, trained
 from equilibria.training.packed import kept_latents

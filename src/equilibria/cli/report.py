@@ -57,8 +57,8 @@ def report(
     The page is a single file without JavaScript or network access. It includes the curves measured
     by `equilibria attack --curve`.
     """
+    from equilibria.analysis.compare import read_runs
     from equilibria.analysis.stored import measure_stored_run
-    from equilibria.report.compare import read_runs
 
     page = output
     if page is None:

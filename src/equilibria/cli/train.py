@@ -168,7 +168,7 @@ def _train(
 def _train_and_evaluate(
     options: TrainOptions, device: torch.device, processes: eq.training.processes.Processes
 ) -> None:
-    from equilibria.report.compare import store_evaluation
+    from equilibria.analysis.compare import store_evaluation
     from equilibria.training.own_images import is_own_images
     from equilibria.training.progress import notes
 
