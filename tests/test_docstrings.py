@@ -74,11 +74,15 @@ def parameters(value: Any) -> list[str]:
 
 def undocumented_parameters() -> dict[str, list[str]]:
     """Return the undocumented parameters of every public object that has some."""
-    missing = {}
-    for name, value in public_objects().items():
+    missing, public = {}, public_objects()
+    for name, value in public.items():
         text = inspect.cleandoc(value.__doc__ or "")
         if inspect.isclass(value):
             text += "\n\n" + inspect.cleandoc(vars(value).get("__init__", value).__doc__ or "")
+        if dataclasses.is_dataclass(value):
+            # A dataclass with the fields of another public one leaves their description there.
+            bases = (base for base in value.__bases__ if base in public.values())
+            text += "\n\n" + "\n\n".join(inspect.cleandoc(base.__doc__ or "") for base in bases)
         documented = documented_parameters(text)
         if undocumented := [p for p in parameters(value) if p not in documented]:
             missing[name] = undocumented

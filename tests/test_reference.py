@@ -49,10 +49,9 @@ WITHOUT = {
     "PluginWarning": "a warning, which states the remedy",
     "ExportError": "an error, which states the reason",
     "run_server": "it runs until Ctrl-C; `prediction_app` has an example",
-    "RunReport": "the result of `run_report`, shown there",
-    "report_page": "shown with `run_report`",
+    "RunFindings": "the result of `measure_run`, shown there",
+    "report_page": "shown with `measure_run`",
     "write_report": "the last step of `train` and `reproduce`",
-    "generate": "it needs a run with its data, for `equilibria generate`",
     "carry_out": "it trains the models of a table, for `equilibria reproduce`",
 }
 

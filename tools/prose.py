@@ -181,7 +181,9 @@ NAMES = {
 
 ACCEPTED: tuple[Accepted, ...] = (
     Accepted(
-        "src/equilibria/report/explanation.py", "`rival`", "a public field, and a key in JSON files"
+        "src/equilibria/analysis/explanation.py",
+        "`rival`",
+        "a public field, and a key in JSON files",
     ),
 )
 """Places that match and are good as they are, at most `MOST_ACCEPTED`."""

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 import yaml
 
-import equilibria as eq
+from equilibria.analysis.compare import read_runs
+from equilibria.analysis.generation import generate
 from equilibria.certificates import Certificate, NoCertificateError, certifier
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.equilibrium.capabilities import guarantee
 from equilibria.models.pretrained import SHIPPED
-from equilibria.report.compare import read_runs
 from equilibria.training import pack
 from equilibria.training.experiment import Experiment, trained
 from equilibria.training.packed import kept_latents
@@ -83,7 +83,7 @@ def ship(run: Path, summary: str, task: str, samples: int = CERTIFIED) -> Path:
         )
     figures = {n: v for n, v in stored.evaluation.items() if isinstance(v, int | float)}
     if task == "generate":
-        generated, _, _ = eq.report.generate(
+        generated, _, _ = generate(
             experiment, torch.device("cpu"), folder=run, known=kept_latents(run)
         )
         if generated.sample_fid is not None:

@@ -34,6 +34,7 @@ ROOMS = {
     "inference": "Inference",
     "compiled": "Compiled solves",
     "exports": "Exports",
+    "analysis": "Analysis",
     "report": "Reports",
     "serving": "Serving",
     "papers": "Papers' tables",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     # For type checkers. At run time, names (and torch) are imported when they are first used.
     from equilibria import activations as activations
+    from equilibria import analysis as analysis
     from equilibria import certificates as certificates
     from equilibria import compiled as compiled
     from equilibria import context as context
@@ -148,6 +149,7 @@ _ROOMS = (
     "compiled",
     "inference",
     "exports",
+    "analysis",
     "report",
     "serving",
     "papers",

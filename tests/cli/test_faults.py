@@ -197,7 +197,7 @@ def test_outputs_are_checked_before_the_work(
         raise AssertionError("the work began")
 
     monkeypatch.setattr("equilibria.training.experiment.trained", work)
-    monkeypatch.setattr("equilibria.report.compare.read_runs", work)
+    monkeypatch.setattr("equilibria.analysis.compare.read_runs", work)
     digit = draw_digit(tmp_path / "digit.png")
     for command, option, path in (
         (("attack", run, "--eps", "1"), "--draw", tmp_path / "nowhere" / "drawn.png"),

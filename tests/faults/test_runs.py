@@ -17,7 +17,7 @@ import pytest
 from torch import distributed
 
 import equilibria
-from equilibria.report.compare import read_runs, store_evaluation
+from equilibria.analysis.compare import read_runs, store_evaluation
 from tests.faults import trials
 
 pytestmark = pytest.mark.slow

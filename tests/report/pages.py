@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from equilibria.report import RunReport, run_report
+from equilibria.analysis import RunFindings, measure_run
 from equilibria.training import EpochMetrics
 from equilibria.training.experiment import Experiment
 from equilibria.training.recipe import recipe_from_data
@@ -72,5 +72,5 @@ def history(count: int = 3) -> list[EpochMetrics]:
     ]
 
 
-def report(name: str = "opteq-small", *, title: str = "a run", **options: Any) -> RunReport:
-    return run_report(experiment(name, **options), history(), name=title)
+def report(name: str = "opteq-small", *, title: str = "a run", **options: Any) -> RunFindings:
+    return measure_run(experiment(name, **options), history(), name=title)

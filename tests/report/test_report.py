@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import equilibria as eq
-from equilibria.report import RunReport, follow_solve, report_page, run_report
+from equilibria.analysis import RunFindings, follow_solve, measure_run
+from equilibria.report import report_page
 from equilibria.report.figures import convergence_charts, themed
-from equilibria.report.page import choose_examples
 from equilibria.report.sheets import image_png
+from equilibria.report.tables import run_rows
 from equilibria.training.experiment import Experiment
 from equilibria.training.recipe import recipe_from_data
 from tests.report.pages import Checker, experiment, history, report
@@ -22,12 +23,12 @@ SIZE = re.compile(r"font-size: ([\d.]+)px")
 
 
 @pytest.fixture(scope="module")
-def run() -> RunReport:
+def run() -> RunFindings:
     return report(width=8)
 
 
 @pytest.fixture(scope="module")
-def html(run: RunReport) -> str:
+def html(run: RunFindings) -> str:
     return report_page([run], "seed 0")
 
 
@@ -77,7 +78,7 @@ def test_accuracy_and_errors_come_before_certificates(html: str) -> None:
     assert places == sorted(places)
 
 
-def test_certified_classes_are_distinguished_from_true_classes(run: RunReport, html: str) -> None:
+def test_certified_classes_are_distinguished_from_true_classes(run: RunFindings, html: str) -> None:
     """Regression: a model that is nearly always wrong had "100 % of 40 classes certified"."""
     text = Checker(html).text
     assert run.certified is not None
@@ -89,14 +90,14 @@ def test_certified_classes_are_distinguished_from_true_classes(run: RunReport, h
     assert "It can differ from the true label" in text
     assert "class certified, but wrong" in text
     assert "classes certified" not in text
-    assert ("Class certified", "100.0% (40 of 40)") in run.rows()
+    assert ("Class certified", "100.0% (40 of 40)") in run_rows(run)
     assert f"{run.evaluation.correct} of 40 test images are classified correctly" in text
     assert run.wrong == sum(count for _, _, count in run.confused)
     actual, predicted, count = run.confused[0]
     assert f"Most frequent errors: {actual} classified as {predicted} ({count}×)" in text
 
 
-def test_report_of_a_segmentation_counts_pixels(run: RunReport) -> None:
+def test_report_of_a_segmentation_counts_pixels(run: RunFindings) -> None:
     text = Checker(report_page([replace(run, unit="test labelled pixel")])).text
     for piece in ("errors on 40 test labelled pixels", "of 40 test labelled pixels are classified"):
         assert piece in text
@@ -118,7 +119,7 @@ def test_missing_measurements_are_listed_with_their_commands(html: str) -> None:
     assert "Larger radii, from activation patterns: equilibria report a run --refine" in text
 
 
-def test_report_escapes_names(run: RunReport) -> None:
+def test_report_escapes_names(run: RunFindings) -> None:
     name = '<script>alert("x")</script>'
     names = [name] + [f"<{index}> & co" for index in range(9)]
     assert run.explanation is not None
@@ -136,12 +137,12 @@ def test_report_escapes_names(run: RunReport) -> None:
         assert "<3> & co" in page.text
 
 
-def test_report_of_several_runs_compares_them(run: RunReport) -> None:
+def test_report_of_several_runs_compares_them(run: RunFindings) -> None:
     others = [
         replace(run, name="the second"),
         report("geq-small", title="a third", widths=(8, 8)),
         report("mopteq-small", title="a fourth", widths=(8, 8), scales=(1, 2)),
-        run_report(plain(), history(1), name="a plain one"),
+        measure_run(plain(), history(1), name="a plain one"),
     ]
     html = report_page([run, *others])
     page = Checker(html)
@@ -163,7 +164,7 @@ def plain() -> Experiment:
 
 
 def test_report_of_a_model_without_equilibrium_has_no_equilibrium_sections() -> None:
-    page = Checker(report_page([run_report(plain(), history())]))
+    page = Checker(report_page([measure_run(plain(), history())]))
     for piece in ("resnet-small on digits", "Accuracy and errors", "Calibration", "Training loss"):
         assert piece in page.text
     for piece in ("equilibrium of one layer", "Certificates", "Convergence to"):
@@ -181,7 +182,7 @@ def test_report_of_a_run_without_classes_has_no_confusion() -> None:
         "task": {"name": "restoration", "options": {"corruption": "denoise"}},
         "training": {"epochs": 1},
     }
-    restorer = run_report(Experiment.of(recipe_from_data(recipe)), history(1))
+    restorer = measure_run(Experiment.of(recipe_from_data(recipe)), history(1))
     page = Checker(report_page([restorer]))
     assert "PSNR, mean (dB)" in page.text
     assert "Accuracy and errors" not in page.text
@@ -195,26 +196,10 @@ def test_report_of_adversarial_training_has_confusion() -> None:
             plain_experiment.recipe.task, name="adversarial", options={"eps": 0.1, "steps": 1}
         ),
     )
-    robust = run_report(Experiment.of(recipe), history(1))
+    robust = measure_run(Experiment.of(recipe), history(1))
     page = Checker(report_page([robust]))
     for piece in ("Robust accuracy", "Accuracy and errors", "Calibration"):
         assert piece in page.text
-
-
-@pytest.mark.slow
-def test_full_report_measures_robustness_and_refined_radii() -> None:
-    small = experiment(width=8, test_samples=10)
-    full = run_report(small, history(), name="a run", quick=False, refine=True)
-    assert full.robustness is not None
-    assert set(full.robustness.over_eps) == {"pgd", "jiio", "fgsm"}
-    assert full.certified is not None
-    assert "pattern" in full.certified.certificate.radii
-    assert full.left_out == []
-    page = Checker(report_page([full]))
-    assert "Accuracy over the distance" in page.text
-    assert "Not measured" not in page.text
-    given = run_report(small, history(), robustness=full.robustness)
-    assert given.robustness == full.robustness
 
 
 def test_report_of_a_model_without_objective_shows_residuals_only() -> None:
@@ -259,15 +244,3 @@ def test_pictures_have_descriptions(html: str) -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_image_png_encodes_gray_and_color(channels: int) -> None:
     assert image_png(torch.rand(channels, 4, 4)).startswith(b"\x89PNG")
-
-
-def test_examples_are_mistakes_followed_by_all_classes_in_turn() -> None:
-    labels = torch.tensor([0, 0, 0, 1, 1, 0, 1])
-    predictions = torch.tensor([0, 0, 1, 1, 1, 1, 0])
-
-    def chosen(**limits: int) -> list[int]:
-        return choose_examples(labels, predictions, **limits).tolist()
-
-    assert chosen(count=6, mistakes=2) == [2, 5, 0, 3, 1, 4]
-    assert chosen(count=4, mistakes=6) == [2, 5, 6, 0]
-    assert chosen() == [2, 5, 6, 0, 3, 1, 4]

@@ -1,56 +1,18 @@
-"""Grad-CAM, compared with closed forms."""
+"""Colors of saliency maps."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-import equilibria as eq
-from equilibria.models import EquilibriumClassifier
-from equilibria.report import grad_cam
-from equilibria.report.saliency import overlaid
+from equilibria.report.saliency import overlaid, signed
 
 
-def classifier(pool: int = 1) -> EquilibriumClassifier:
-    torch.manual_seed(0)
-    model = eq.create_model(
-        "geq-small", channels=8, widths=(8, 8), in_channels=1, num_classes=3, pool=pool
-    )
-    assert isinstance(model, EquilibriumClassifier)
-    return model.double()
-
-
-def test_grad_cam_behind_global_pooling_weights_channels_by_the_head() -> None:
-    """The logits are W·mean(z) + b, so α_k = W_ck / pixels."""
-    model, images = classifier().train(), torch.rand(4, 1, 8, 8, dtype=torch.float64)
-    classes = torch.tensor([0, 2, 1, 2])
-    maps = grad_cam(model, images, classes)
-    assert model.training
-    model.eval()
-    with torch.no_grad():
-        feature = model.features(images)
-        weights = model.head.classifier.weight[classes]
-        expected = torch.einsum("bk,bkhw->bhw", weights, feature).relu() / 64
-        predicted = model(images).argmax(dim=1)
-    torch.testing.assert_close(maps, expected)
-    torch.testing.assert_close(grad_cam(model, images), grad_cam(model, images, predicted))
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_grad_cam_behind_local_pooling_uses_mean_weights() -> None:
-    model, images = classifier(pool=2).eval(), torch.rand(2, 1, 8, 8, dtype=torch.float64)
-    classes = torch.tensor([1, 0])
-    with torch.no_grad():
-        feature = model.features(images)
-        weights = model.head.classifier.weight[classes].reshape(2, 8, 4).mean(dim=2) / 16
-    expected = torch.einsum("bk,bkhw->bhw", weights, feature).relu()
-    torch.testing.assert_close(grad_cam(model, images, classes), expected)
-
-
-def test_model_without_equilibrium_is_an_error() -> None:
-    model = eq.create_model("resnet-small", in_channels=1)
-    with pytest.raises(TypeError, match="no equilibrium layer"):
-        grad_cam(model, torch.rand(1, 1, 8, 8))
+def test_signed_maps_are_red_and_blue() -> None:
+    drawn = signed(torch.tensor([[2.0, 0.0], [-2.0, 1.0]]))
+    assert drawn.shape == (3, 2, 2)
+    assert torch.equal(drawn[:, 0, 1], torch.ones(3))
+    assert drawn[0, 0, 0] > drawn[2, 0, 0]
+    assert drawn[2, 1, 0] > drawn[0, 1, 0]
 
 
 def test_overlaid_images_show_the_map_in_color() -> None:

@@ -305,6 +305,8 @@ def _measure_curves(
     root: Path | None,
 ) -> None:
     """Measure, store and draw accuracy over distances and steps, and certified accuracy."""
+    from equilibria.analysis.certified import with_certified
+    from equilibria.analysis.stored import store_robustness
     from equilibria.inputs.robustness import SHARES, STEP_COUNTS
 
     torch_device = eq.training.processes.choose_device(device)
@@ -327,9 +329,9 @@ def _measure_curves(
         )
         progress.update(task, description="certifying")
         with experiment.solving():
-            curves = eq.report.page.with_certified(experiment.model, images, labels, curves)
+            curves = with_certified(experiment.model, images, labels, curves)
     if not best and run.is_dir():
-        eq.report.stored.store_robustness(run, curves)
+        store_robustness(run, curves)
     if draw is not None:
         charts = eq.report.figures.robustness_charts(curves)
         eq.training.files.write_atomically(draw, eq.report.figures.themed(charts).light)

@@ -190,7 +190,7 @@ def _rows(
 ) -> Iterator[CertifiedImage]:
     for i, (name, truth) in enumerate(zip(names, truths, strict=True)):
         predicted = int(certificate.prediction[i])
-        margin, margin_error = eq.report.labels.nearest_rival(certificate, i) or (None, None)
+        margin, margin_error = eq.analysis.certified.nearest_rival(certificate, i) or (None, None)
         yield CertifiedImage(
             image=name,
             label=None if predicted < 0 else classes[predicted],

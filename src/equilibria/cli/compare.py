@@ -26,7 +26,7 @@ from equilibria.cli.faults import writable_folder
 from equilibria.registry import printable
 
 if TYPE_CHECKING:
-    from equilibria.report.compare import ComparedRun
+    from equilibria.analysis.compare import ComparedRun
 
 LABEL_WIDTH, RUN_WIDTH = 32, 20
 """Widths of the columns of a table, in characters."""
@@ -57,7 +57,8 @@ def compare(
     device: Annotated[str, Option(help="Device for --evaluate: auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
     """Compare training runs and list the settings that differ."""
-    from equilibria.report.compare import comparison_png, differing_settings, read_runs
+    from equilibria.analysis.compare import differing_settings, read_runs
+    from equilibria.report.compare import comparison_png
 
     compared = read_runs(runs)
     if evaluate:
@@ -83,7 +84,7 @@ def compare(
 
 def _rows(runs: Sequence[ComparedRun]) -> tuple[list[Row], list[Row]]:
     """Return the rows of facts and of differing settings: a label, and one cell per run."""
-    from equilibria.report.compare import differing_settings, score_name
+    from equilibria.analysis.compare import differing_settings, score_name
 
     score = score_name(runs)
     facts = [_facts(run.as_data(), score) for run in runs]
@@ -160,7 +161,7 @@ def _print_tables(runs: Sequence[ComparedRun]) -> None:
 
 def _evaluate(runs: Sequence[ComparedRun], device_name: str, root: Path | None) -> None:
     """Evaluate finished runs without a stored evaluation, and store the results."""
-    from equilibria.report.compare import store_evaluation
+    from equilibria.analysis.compare import store_evaluation
 
     device = eq.training.processes.choose_device(device_name)
     console = Console(stderr=True)

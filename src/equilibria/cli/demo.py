@@ -39,6 +39,7 @@ def demo(
     as_json: JsonObject = False,
 ) -> None:
     """Train a small equilibrium network on handwritten digits and write a report."""
+    from equilibria.report.tables import run_rows
     from equilibria.training.recipe import PACKAGED
 
     console = Console(stderr=True) if as_json else output_console()
@@ -63,18 +64,18 @@ def demo(
         raise OSError(f"cannot write the run: {error}; give another folder with --output") from None
     with keeping(run, eq.training.processes.ALONE):
         history = follow(experiment, run, torch_device, console, eq.training.processes.ALONE)
-        report = eq.report.run_report(experiment, history, name=str(output))
-        page = eq.report.report_page([report], page_footer(experiment))
+        findings = eq.analysis.measure_run(experiment, history, name=str(output))
+        page = eq.report.report_page([findings], page_footer(experiment))
         eq.training.files.write_atomically(run.report, page.encode())
-        assert report.explanation is not None
+        assert findings.explanation is not None
         drawn = eq.report.figures.convergence_charts(
-            report.explanation.convergence, report.explanation.comparison
+            findings.explanation.convergence, findings.explanation.comparison
         )
         for name, content in eq.report.figures.themed(drawn).files("convergence").items():
             eq.training.files.write_atomically(run.report.with_name(name), content)
     title = f"{model} on the {len(experiment.test)} test images"
     if as_json:
-        print_json({"report": str(run.report), "title": title, **dict(report.rows())})
+        print_json({"report": str(run.report), "title": title, **dict(run_rows(findings))})
         return
-    print_facts(title, report.rows(), console)
+    print_facts(title, run_rows(findings), console)
     say(f"Report: {run.report}")

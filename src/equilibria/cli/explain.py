@@ -57,6 +57,9 @@ def explain(
     The page also shows Grad-CAM, the gradient in the image, attention maps, the convergence of the
     solve, and statistics of the features. With --json the page is written only if --output is set.
     """
+    from equilibria.analysis.explanation import explain_predictions
+    from equilibria.report.html import explanation_page
+
     # The page of a pretrained model, which has no folder, is written to the current folder.
     default = run / PAGE if run.is_dir() else Path(f"{run.stem}-{PAGE}")
     page = None if as_json and output is None else output or default
@@ -70,14 +73,14 @@ def explain(
         root=root,
     )
     with Console(stderr=True).status("explaining"), selected.run.solving():
-        explanation = eq.report.explain(
+        explanation = explain_predictions(
             selected.run.model, selected.images, class_names=selected.run.images.class_names
         )
         explanation = replace(explanation, truths=tuple(selected.truths))
     if page is not None:
         title = f"{selected.run.recipe.model.name} on {selected.run.recipe.data.name}"
         eq.training.files.write_atomically(
-            page, explanation.html(title, page_footer(selected.run)).encode()
+            page, explanation_page(explanation, title, page_footer(selected.run)).encode()
         )
     if as_json:
         named = zip(selected.names, explanation.as_data(), strict=True)
@@ -91,7 +94,7 @@ def explain(
     complain(selected.unreadable)
 
 
-def _show(names: Sequence[str], explanation: eq.report.Explanation) -> None:
+def _show(names: Sequence[str], explanation: eq.analysis.ExplainedPredictions) -> None:
     rows = []
     for index, name in enumerate(names):
         error = explanation.margin_error(index)

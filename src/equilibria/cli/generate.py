@@ -57,6 +57,10 @@ def generate(
     device: Device = "auto",
 ) -> None:
     """Draw samples and reconstructions with a trained generator, and measure their quality."""
+    from equilibria.analysis.generation import generate as generate_images
+    from equilibria.analysis.generation import generate_without_data
+    from equilibria.report.generation import reconstruction_sheet, samples_sheet
+
     reconstructions = output.with_name(f"{output.stem}-reconstructions{output.suffix}")
     check_new(output, reconstructions, overwrite=overwrite)
     torch_device = eq.training.processes.choose_device(device)
@@ -74,9 +78,7 @@ def generate(
             f"the samples are not compared with images, because the data set is missing: {missing}"
         )
         chosen = opened_model(run, torch_device, best)
-        result, drawn = eq.report.generation.generate_without_data(
-            chosen, torch_device, run, **common
-        )
+        result, drawn = generate_without_data(chosen, torch_device, run, **common)
     else:
         # Runs store latents of their last weights, not of their best.
         known = None if best else eq.training.packed.kept_latents(run)
@@ -86,7 +88,7 @@ def generate(
             def show(step: str, done: int, total: int) -> None:
                 progress.update(task, description=step, completed=done, total=total)
 
-            result, drawn, reconstructed = eq.report.generate(
+            result, drawn, reconstructed = generate_images(
                 experiment,
                 torch_device,
                 folder=run,
@@ -95,9 +97,11 @@ def generate(
                 on_step=show,
                 **common,
             )
-        eq.training.files.write_atomically(reconstructions, reconstructed.png())
+        eq.training.files.write_atomically(
+            reconstructions, reconstruction_sheet(reconstructed, experiment.data).png()
+        )
         written.append(reconstructions)
-    eq.training.files.write_atomically(output, drawn.png())
+    eq.training.files.write_atomically(output, samples_sheet(drawn).png())
     if as_json:
         print_json(result)
         return

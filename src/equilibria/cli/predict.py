@@ -35,10 +35,9 @@ from equilibria.cli.faults import (
     unreadable,
     writable_folder,
 )
+from equilibria.cli.file_segmentation import PixelPrediction, segment_files
 
 if TYPE_CHECKING:
-    from equilibria.report.segmentation import PixelPrediction
-
     AnyPrediction: TypeAlias = eq.inference.Prediction | PixelPrediction
 
 MIN_SHARE = 0.01
@@ -76,8 +75,6 @@ def predict(
     device: Device = "auto",
 ) -> None:
     """Classify image files or their pixels; the data set of the run is not needed."""
-    from equilibria.report.segmentation import predict_pixels
-
     check_table(table, as_json=as_json, overwrite=overwrite)
     torch_device = eq.training.processes.choose_device(device)
     files = eq.data.find_images(images)
@@ -93,7 +90,7 @@ def predict(
         if certified:
             raise ValueError("--certified needs a run that classifies whole images, not pixels")
         writable_folder(output)
-        predictions = predict_pixels(
+        predictions = segment_files(
             opened, files, torch_device, output, problems.append, top=top, overwrite=overwrite
         )
         columns = _pixel_columns(opened.images.class_names)
@@ -162,8 +159,6 @@ class _Summary:
             _show(self.first)
 
     def _show_classes(self) -> None:
-        from equilibria.report.segmentation import PixelPrediction
-
         of_pixels = isinstance(self.first[0], PixelPrediction)
         last = "Share of pixels" if of_pixels else "Confidence, mean"
         rows = [
@@ -181,8 +176,6 @@ class _Summary:
 
 
 def _show(predictions: Sequence[AnyPrediction]) -> None:
-    from equilibria.report.segmentation import PixelPrediction
-
     rows = []
     for p in predictions:
         if isinstance(p, PixelPrediction):
@@ -203,8 +196,6 @@ def _show(predictions: Sequence[AnyPrediction]) -> None:
 
 def _certified_cell(p: AnyPrediction) -> tuple[str, ...]:
     """Return the cell about the certificate; empty without --certified."""
-    from equilibria.report.segmentation import PixelPrediction
-
     if isinstance(p, PixelPrediction) or p.certified is None:
         return ()
     return ("yes" if p.certified else "no",)
@@ -212,8 +203,6 @@ def _certified_cell(p: AnyPrediction) -> tuple[str, ...]:
 
 def _other_classes_cell(p: AnyPrediction) -> tuple[str, ...]:
     """Return the cell of the classes after the first; empty without --top."""
-    from equilibria.report.segmentation import PixelPrediction
-
     if isinstance(p, PixelPrediction) or len(p.top) < 2:
         return ()
     return (", ".join(f"{name} {confidence:.1%}" for name, confidence in list(p.top.items())[1:]),)

@@ -57,7 +57,8 @@ def report(
     The page is a single file without JavaScript or network access. It includes the curves measured
     by `equilibria attack --curve`.
     """
-    from equilibria.report.compare import read_runs
+    from equilibria.analysis.compare import read_runs
+    from equilibria.analysis.stored import measure_stored_run
 
     page = output
     if page is None:
@@ -70,7 +71,7 @@ def report(
     with progress_bar() as bar:
         display = StepDisplay(bar, len(runs))
         for run, name in zip(runs, names, strict=True):
-            result = eq.report.stored.report_of(
+            result = measure_stored_run(
                 run,
                 device=torch_device,
                 weights="best" if best else "last",

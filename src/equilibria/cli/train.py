@@ -168,7 +168,7 @@ def _train(
 def _train_and_evaluate(
     options: TrainOptions, device: torch.device, processes: eq.training.processes.Processes
 ) -> None:
-    from equilibria.report.compare import store_evaluation
+    from equilibria.analysis.compare import store_evaluation
     from equilibria.training.own_images import is_own_images
     from equilibria.training.progress import notes
 
@@ -232,8 +232,16 @@ def _report(
     console: Console,
 ) -> None:
     """Write the report of the run; a failure is only a warning."""
+    from equilibria.analysis.stored import stored_history
+
     try:
-        page = eq.report.write_report(folder, experiment, result, page_footer(experiment))
+        findings = eq.analysis.measure_run(
+            experiment,
+            stored_history(eq.training.RunFolder(folder)),
+            name=str(folder),
+            evaluation=result,
+        )
+        page = eq.report.write_report(folder, findings, page_footer(experiment))
     except (*MISTAKES, *FAILURES) as error:
         faults.show_traceback()
         faults.warn(f"the report could not be written: {sentence(error)}")

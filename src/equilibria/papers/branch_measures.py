@@ -13,12 +13,12 @@ from typing import SupportsFloat
 import torch
 from torch import nn
 
+from equilibria.analysis.features import relations
 from equilibria.data import Batches
 from equilibria.inputs import AttackSettings, measure_attack
 from equilibria.models import EquilibriumClassifier
 from equilibria.models.base import predicted_classes
 from equilibria.models.mopteq.models import Direction, branch_features, perturbed_logits
-from equilibria.report.features import relations
 from equilibria.solvers import Anderson, RelativeResidual
 from equilibria.training.experiment import Experiment
 

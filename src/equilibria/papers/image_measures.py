@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from equilibria.analysis.saliency import grad_cam
 from equilibria.data import Batches, Selection, Source, data_root, dataset_card, load_dataset
 from equilibria.data.common_corruptions import STRENGTHS, CorruptedImages
 from equilibria.data.source import evenly_spread
-from equilibria.report.saliency import grad_cam
 from equilibria.training.experiment import Experiment
 
 Numbers = dict[str, float | None]

@@ -14,6 +14,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from equilibria.analysis.generation import generate
 from equilibria.data import Batches
 from equilibria.energies import HSIC, Decorrelation
 from equilibria.equilibrium import solving
@@ -38,7 +39,6 @@ from equilibria.papers.branch_measures import (
 )
 from equilibria.papers.image_measures import corruptions, saliency, unseen
 from equilibria.papers.memory import peak_bytes
-from equilibria.report.generation import generate
 from equilibria.restoration import Damage, Denoising, Inpainting, restore
 from equilibria.tasks import AdversarialClassification, FewShot, ImageRestoration, Reconstruction
 from equilibria.tasks.few_shot import EpisodeBatch

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
+from equilibria.analysis.generation import generate
+from equilibria.analysis.saliency import grad_cam
 from equilibria.data import Batches
 from equilibria.inputs import Engine, get_engine
 from equilibria.inputs.latents import is_generator
 from equilibria.models.base import predicted_classes
 from equilibria.models.generators.autoencoders import Autoencoder
 from equilibria.papers.measures import DAMAGE_SEED, DAMAGES, RIDGE, timed_searches
-from equilibria.report.generation import generate
-from equilibria.report.saliency import grad_cam, overlaid
+from equilibria.report.generation import reconstruction_sheet, samples_sheet
+from equilibria.report.saliency import overlaid
 from equilibria.report.sheets import Sheet, SheetRow, class_titles, compared
 from equilibria.report.style import (
     drawing,
@@ -26,6 +29,7 @@ from equilibria.report.style import (
 from equilibria.restoration import restore
 from equilibria.restoration.tiles import answer
 from equilibria.tasks import ImageRestoration
+from equilibria.tasks.image_quality import picture_psnr
 from equilibria.training.experiment import Experiment
 
 SHOWN_IMAGES = 10
@@ -51,11 +55,11 @@ ENGINES: dict[str, str | Engine] = {
 
 def generated(experiment: Experiment, device: torch.device) -> bytes:
     """Draw original test images, their reconstructions, and samples (JIIO, Figures 2, 5 and 6)."""
-    _, samples, reconstructions = generate(
+    _, samples, reconstructed = generate(
         experiment, device, samples=30, latents=500, images=32, judge=False
     )
-    rows = [*reconstructions.rows, *samples.rows]
-    return Sheet(rows, reconstructions.titles, reconstructions.heading).png()
+    sheet = reconstruction_sheet(reconstructed, experiment.data)
+    return replace(sheet, rows=[*sheet.rows, *samples_sheet(samples).rows]).png()
 
 
 @torch.no_grad()
@@ -82,8 +86,8 @@ def restored(experiment: Experiment, device: torch.device) -> bytes:
                 "a run of an image restoration task"
             )
         if picture is not None:
-            rows.append(compared(damage.words, picture, images))
-        rows.append(compared("restored", result, images))
+            rows.append(compared(damage.words, picture, picture_psnr(picture, images).tolist()))
+        rows.append(compared("restored", result, picture_psnr(result, images).tolist()))
     data = experiment.data
     heading = f"{experiment.recipe.model.name} on test images of {data.name}"
     return Sheet(rows, class_titles(data, labels), heading).png()

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from equilibria.analysis.calibration import Calibration
+from equilibria.analysis.convergence import Convergence
+from equilibria.analysis.features import Relations
 from equilibria.inputs import AttackResult, RobustnessCurves
-from equilibria.report.calibration import Calibration
 from equilibria.report.charts import Chart, Series, recolored, side_by_side
-from equilibria.report.convergence import Convergence
-from equilibria.report.features import Relations
 from equilibria.report.sheets import Sheet, SheetRow
 from equilibria.report.style import DARK, LEAST_FACTOR, LIGHT, SERIES, wrapped
 from equilibria.training import EpochMetrics
@@ -50,7 +50,7 @@ def convergence_charts(picard: Convergence, other: Convergence | None = None) ->
 
     Examples:
         >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
-        >>> convergence = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
+        >>> convergence = eq.analysis.follow_solve(model, images, eq.Picard(tolerance=1e-4))
         >>> from equilibria.report.figures import convergence_charts
         >>> [chart.title for chart in convergence_charts(convergence)]
         ['Hidden objective above its minimum', 'Residual']
@@ -232,7 +232,7 @@ def themed(charts: Sequence[Chart]) -> ThemedFigure:
 
     Examples:
         >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
-        >>> convergence = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
+        >>> convergence = eq.analysis.follow_solve(model, images, eq.Picard(tolerance=1e-4))
         >>> from equilibria.report.figures import convergence_charts, themed
         >>> themed(convergence_charts(convergence)).light[:4]
         b'<svg'

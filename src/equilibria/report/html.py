@@ -6,11 +6,13 @@ import base64
 import io
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from equilibria.analysis import ExplainedPredictions, RunFindings
 from equilibria.data import image_from_tensor
 from equilibria.registry import printable
 from equilibria.report.charts import Chart
@@ -26,10 +28,9 @@ from equilibria.report.labels import certificate_reasons
 from equilibria.report.saliency import overlaid, signed
 from equilibria.report.sheets import image_png
 from equilibria.report.style import DARK, LIGHT, Theme
-
-if TYPE_CHECKING:
-    from equilibria.report.explanation import Explanation
-    from equilibria.report.page import RunReport
+from equilibria.report.tables import certified_details, certified_rows, run_rows
+from equilibria.training import RunFolder
+from equilibria.training.files import write_atomically
 
 PAGE = Theme(*(f"var(--{name})" for name in vars(LIGHT)))
 """CSS variables, so that charts take the colors of the page."""
@@ -39,11 +40,11 @@ HEAT_SIDE = 240
 """Smallest longer side of a heat map, in pixels."""
 
 
-def report_page(reports: Sequence[RunReport], footer: str = "") -> str:
+def report_page(reports: Sequence[RunFindings], footer: str = "") -> str:
     """Render the HTML page of a run, or of several runs side by side.
 
     Args:
-        reports: Reports of the runs.
+        reports: Measures of the runs.
         footer: Last line of the page.
 
     Returns:
@@ -57,7 +58,23 @@ def report_page(reports: Sequence[RunReport], footer: str = "") -> str:
     return _rendered("report.html.jinja", reports=reports, footer=footer, several=len(reports) > 1)
 
 
-def explanation_page(explanation: Explanation, title: str, footer: str = "") -> str:
+def write_report(folder: Path, findings: RunFindings, footer: str) -> Path:
+    """Write the report of a run into its folder.
+
+    Args:
+        folder: Folder of the run.
+        findings: Measures of the run.
+        footer: Last line of the page.
+
+    Returns:
+        Path of the HTML page.
+    """
+    page = RunFolder(folder).report
+    write_atomically(page, report_page([findings], footer).encode())
+    return page
+
+
+def explanation_page(explanation: ExplainedPredictions, title: str, footer: str = "") -> str:
     """Render the HTML page of an explanation."""
     return _rendered("explanation.html.jinja", explanation=explanation, title=title, footer=footer)
 
@@ -88,6 +105,9 @@ def _rendered(template: str, **facts: Any) -> str:
         "robustness_charts": robustness_charts,
         "training_charts": training_charts,
         "certificate_reasons": certificate_reasons,
+        "run_rows": run_rows,
+        "certified_rows": certified_rows,
+        "certified_details": certified_details,
         "saliency_picture": _saliency,
         "gradient_picture": _gradient,
         "attention_pictures": _attention,
@@ -101,7 +121,7 @@ def _picture(image: Tensor) -> str:
     return f"data:image/png;base64,{base64.b64encode(image_png(image)).decode('ascii')}"
 
 
-def _saliency(explanation: Explanation, index: int) -> str | None:
+def _saliency(explanation: ExplainedPredictions, index: int) -> str | None:
     """Return the image overlaid with its Grad-CAM map, if there is one."""
     if explanation.saliency is None:
         return None
@@ -109,12 +129,12 @@ def _saliency(explanation: Explanation, index: int) -> str | None:
     return _picture(overlaid(explanation.images[batch].float(), explanation.saliency[batch])[0])
 
 
-def _gradient(explanation: Explanation, index: int) -> str:
+def _gradient(explanation: ExplainedPredictions, index: int) -> str:
     """Draw the gradient: making red pixels brighter increases the margin, blue ones reduce it."""
     return _picture(signed(explanation.gradient[index].float().mean(dim=0)))
 
 
-def _attention(explanation: Explanation, index: int) -> list[str]:
+def _attention(explanation: ExplainedPredictions, index: int) -> list[str]:
     """Return β of each branch, averaged over the groups of channels."""
     maps = [beta[index].float().mean(dim=0) for beta in explanation.attention]
     return [_heat(beta) for beta in maps if min(beta.shape) > 1]
@@ -138,7 +158,7 @@ def _heat(values: Tensor) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def _bars(explanation: Explanation, index: int) -> list[dict[str, Any]]:
+def _bars(explanation: ExplainedPredictions, index: int) -> list[dict[str, Any]]:
     """Return the terms of an image with the widths of their bars, in percent of half a line."""
     rows = explanation.pulls(index)
     largest = max((max(abs(pull), abs(source)) for _, pull, source in rows), default=0.0) or 1.0

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from equilibria.certificates import Certificate
@@ -106,23 +105,3 @@ def certificate_reasons(certificate: Certificate) -> list[str]:
     """
     counted = Counter(filter(None, certificate.reasons)).most_common()
     return [f"{times} of {len(certificate)}: {reason}" for reason, times in counted]
-
-
-def nearest_rival(certificate: Certificate, index: int) -> tuple[float, float] | None:
-    """Return the smallest margin of an image to another class, and the bound on its error.
-
-    Examples:
-        >>> images = eq.data.load_digits().test.images[:1]
-        >>> certificate = eq.certify(eq.load("digits-certified"), images)
-        >>> from equilibria.report.labels import nearest_rival
-        >>> margin, error = nearest_rival(certificate, 0)
-        >>> margin > error
-        True
-    """
-    predicted = int(certificate.prediction[index])
-    if predicted < 0 or certificate.margin.shape[1] < 2:
-        return None
-    rivals = torch.arange(certificate.margin.shape[1]) != predicted
-    margins = certificate.margin[index].cpu()[rivals]
-    nearest = int(margins.argmin())
-    return float(margins[nearest]), float(certificate.margin_error[index].cpu()[rivals][nearest])

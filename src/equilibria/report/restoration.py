@@ -104,12 +104,24 @@ def rows_sheet(
     heading: str,
     originals: Tensor,
     images: Mapping[str, Tensor | None],
+    ratios: Mapping[str, Sequence[float]],
     titles: Sequence[str] = (),
 ) -> bytes:
-    """Draw the first of several images in rows: the originals, then each version, as PNG."""
-    first = originals[:COLUMNS]
-    rows = [SheetRow("original", first)]
-    rows += [compared(label, batch, first) for label, batch in images.items() if batch is not None]
+    """Draw the first of several images in rows, as PNG.
+
+    Args:
+        heading: Text above the images.
+        originals: Original images, which are the first row.
+        images: Versions of them by label, one row each; None is left out.
+        ratios: PSNR of the images of each version.
+        titles: Titles of the columns.
+    """
+    rows = [SheetRow("original", originals[:COLUMNS])]
+    rows += [
+        compared(label, batch[:COLUMNS], ratios[label])
+        for label, batch in images.items()
+        if batch is not None
+    ]
     return Sheet(rows, titles, heading).png()
 
 

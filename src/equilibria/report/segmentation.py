@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from equilibria.data import image_to_tensor
-from equilibria.data.image_files import as_pixels, open_image, readable
-from equilibria.equilibrium import solving
-from equilibria.report.figures import drawn_files
+from equilibria.analysis.segmentation import SegmentedImage
 from equilibria.report.style import (
     DOTS,
     LIGHT,
@@ -27,11 +21,6 @@ from equilibria.report.style import (
     legend_below,
     legend_columns,
 )
-from equilibria.training.experiment import RecipeModel
-from equilibria.training.files import write_atomically
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Color: TypeAlias = tuple[float, float, float]
 """Red, green and blue in [0, 1]."""
@@ -49,25 +38,6 @@ LARGE_PANEL = 4.2
 """Side of a square panel of an image file, in inches."""
 DARKEST = 0.3
 """Gray value that black has below the colors of classes."""
-LONGEST_SIDE = 1024
-"""Longest side of a drawn segmentation, in pixels; larger images are reduced."""
-
-
-@dataclass(frozen=True)
-class PixelPrediction:
-    """Classes of the pixels of one image file."""
-
-    file: str
-    drawn: str
-    """File of the picture."""
-    classes: dict[str, float]
-    """Shares of the predicted classes in the pixels, the largest first; empty if the logits are not
-    finite."""
-    confidence: float
-    """Mean over the pixels."""
-    iterations: int | None
-    """None for a model without an equilibrium, as `converged`."""
-    converged: bool | None
 
 
 def segmentation_png(
@@ -132,87 +102,18 @@ def segmentation_png(
     return _sheet(PANELS, rows, legend, PANEL_WIDTH, notes)
 
 
-@torch.no_grad()
-def predict_pixels(
-    run: RecipeModel,
-    files: Sequence[Path],
-    device: torch.device,
-    output: Path,
-    on_unreadable: Callable[[Exception], None] | None = None,
-    *,
-    top: int | None = None,
-    overwrite: bool = False,
-) -> Iterator[PixelPrediction]:
-    """Segment image files and draw the classes of their pixels.
-
-    Images are resized and cropped like the training images; the picture has the size of the cropped
-    part in the file.
-
-    Args:
-        run: Trained segmentation model.
-        files: Image files.
-        device: Device of the computation.
-        output: Folder of the pictures.
-        on_unreadable: Called with the error of a file that cannot be read, which is then skipped.
-        top: Largest number of classes in each result, those with most pixels first; None: all.
-        overwrite: Replace pictures that exist.
-
-    Yields:
-        One result per file.
-    """
-    names, frame = run.images.class_names, run.images.frame
-    output.mkdir(parents=True, exist_ok=True)
-
-    def read(item: tuple[Path, tuple[Path, ...]]) -> tuple[Tensor, Image]:
-        image = open_image(item[0], is_gray=run.images.is_gray)
-        pixels = as_pixels(image_to_tensor(frame.apply(image)))
-        return pixels[None].to(device), frame.region(image)
-
-    items = zip(files, drawn_files(files, output, "classes", overwrite=overwrite), strict=True)
-    for (path, (drawn,)), (inputs, image) in readable(items, read, on_unreadable):
-        scale = min(1.0, LONGEST_SIDE / max(image.size))
-        height, width = (max(1, round(side * scale)) for side in (image.height, image.width))
-        with solving(run.model, record=True) as record:
-            probabilities = run.model(inputs).float().softmax(dim=1).cpu()
-        confidence, classes = F.interpolate(
-            probabilities, (height, width), mode="bilinear", align_corners=False
-        )[0].max(dim=0)
-        pixels = as_pixels(image_to_tensor(image.resize((width, height))))
-        classes = torch.where(confidence.isfinite(), classes, -1)
-        counts = classes[classes >= 0].bincount(minlength=len(names))
-        order = counts.argsort(descending=True, stable=True)[: int((counts > 0).sum())]
-        shares = {int(index): int(counts[index]) / classes.numel() for index in order}
-        write_atomically(drawn, _prediction_png(pixels, classes, names, shares))
-        solution = record.solutions[-1] if record.solutions else None
-        yield PixelPrediction(
-            file=str(path),
-            drawn=str(drawn),
-            classes={names[index]: share for index, share in list(shares.items())[:top]},
-            confidence=float(confidence.mean()),
-            iterations=None if solution is None else int(solution.iterations[0]),
-            converged=None if solution is None else bool(solution.converged[0]),
-        )
-
-
-def _prediction_png(
-    image: Tensor, classes: Tensor, class_names: Sequence[str], shares: Mapping[int, float]
-) -> bytes:
-    """Draw an image beside the classes of its pixels, and a legend with the share of each class.
-
-    Args:
-        image: Image with values in [0, 1], shape (1 or 3, H, W).
-        classes: Classes of the pixels, shape (H, W); −1 where there is none.
-        class_names: Names of the classes.
-        shares: Share of the pixels by class.
-    """
+def prediction_png(segmented: SegmentedImage, class_names: Sequence[str]) -> bytes:
+    """Draw an image beside the classes of its pixels, and a legend with their shares, as PNG."""
+    classes = segmented.classes
     height, width = classes.shape
     colors = distinct_colors(len(class_names))
-    pixels = image.expand(3, -1, -1).movedim(0, 2)
+    pixels = segmented.image.expand(3, -1, -1).movedim(0, 2)
     # Over a dark image, colors would not look like those of the legend.
     pale = DARKEST + (1 - DARKEST) * pixels
     overlay = _overlay(pale, classes, colors, opacity=0.6, ignore_index=-1)
     legend = {
-        f"{class_names[index]}  {share:.1%}": colors[index] for index, share in shares.items()
+        f"{class_names[index]}  {share:.1%}": colors[index]
+        for index, share in segmented.shares.items()
     }
     if bool((classes < 0).any()):
         legend["no answer"] = UNLABELLED

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from equilibria.data import DataSet, image_from_tensor
 from equilibria.report.style import LIGHT, PAPER, SMALL, TITLE, drawing, figure_png, wrapped
-from equilibria.tasks.image_quality import MAX_DECIBELS, picture_psnr
+from equilibria.tasks.image_quality import MAX_DECIBELS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -153,10 +153,9 @@ class _Texts:
             )
 
 
-def compared(label: str, images: Tensor, originals: Tensor) -> SheetRow:
-    """Return a row of the images that have originals, with the PSNR of each below it."""
-    shown = images[: len(originals)]
-    return SheetRow(label, shown, [decibels(p) for p in picture_psnr(shown, originals).tolist()])
+def compared(label: str, images: Tensor, ratios: Sequence[float]) -> SheetRow:
+    """Return a row of images with the PSNR of each below it; `ratios` may have more values."""
+    return SheetRow(label, images, [decibels(ratio) for ratio in ratios[: len(images)]])
 
 
 def decibels(ratio: float | None) -> str:

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from equilibria.analysis.certified import nearest_rival
 from equilibria.certificates import (
     Certificate,
     Certifier,
@@ -22,7 +23,6 @@ from equilibria.equilibrium import EquilibriumLayer
 from equilibria.images import images_of
 from equilibria.inference import Prediction, predict
 from equilibria.inference.prediction import answers_of
-from equilibria.report.labels import nearest_rival
 
 TOP = 5
 """Number of most likely classes in an answer."""

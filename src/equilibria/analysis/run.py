@@ -1,103 +1,43 @@
-"""The report of a run: formulas, test results, certificates, and examples.
-
-`html.py` renders the page from the templates in this folder.
-"""
+"""Measures of a run: test results, certificates, accuracy under attack, and examples."""
 
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
-from equilibria.certificates import Certificate, NoCertificateError, certifier
+from equilibria.analysis.calibration import Calibration, calibration
+from equilibria.analysis.certified import CERTIFIED_PER_BATCH, Certified, certified_images
+from equilibria.analysis.convergence import Convergence
+from equilibria.analysis.examples import EXAMPLES, choose_examples
+from equilibria.analysis.explanation import ExplainedPredictions, affordable, explain_predictions
 from equilibria.data import Batches, DataSet
 from equilibria.inputs import AttackSettings, RobustnessCurves, measure_robustness
 from equilibria.inputs.attack_settings import AttackMethod
-from equilibria.inputs.robustness import certified_curve
 from equilibria.models import EquilibriumClassifier
 from equilibria.models.base import predicted_classes
 from equilibria.models.registry import parameter_count
-from equilibria.report.calibration import Calibration, calibration
-from equilibria.report.convergence import Convergence
-from equilibria.report.explanation import Explanation, affordable, explain
-from equilibria.report.labels import certificate_rows, figure_rows
 from equilibria.tasks import Classification, Evaluation
 from equilibria.training import EpochMetrics
 from equilibria.training.experiment import Experiment
 
-UNKNOWN = "not known"
 CANDIDATES, CERTIFIED, FOLLOWED, ATTACKED = 360, 64, 64, 100
 """Largest number of test images for the choice of examples, for certification, for recorded solves,
 and for attacks."""
 MAX_STATE_NUMBERS = 2**23
 """Largest number of values in the states of these images; it limits their number for large
 models."""
-CERTIFIED_PER_BATCH = 32
-EXAMPLES, MISTAKES = 9, 4
-"""Number of example images, and of misclassified images among them."""
-MAIN_ROWS = ("Class certified", "Certified and right", "Radius")
-"""Prefixes of the labels of certificate rows that are always visible."""
 MAX_DISTANCE = 1.0
 """Largest L2 distance of attacks on images of up to 1000 values; it grows as √values beyond."""
 
 
 @dataclass(frozen=True)
-class Certified:
-    """Certificates of some test images."""
-
-    certificate: Certificate
-    labels: Tensor
-    can_gain: bool = False
-    """Whether `refine=True` can give larger radii."""
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def count(self) -> int:
-        """Number of images whose class is certified."""
-        return int(self.certificate.certified_class.sum())
-
-    @property
-    def wrong(self) -> int:
-        """Number of images whose class is certified and is not the true one."""
-        differs = self.certificate.prediction.cpu() != self.labels.cpu()
-        return int((self.certificate.certified_class.cpu() & differs).sum())
-
-    @property
-    def rows(self) -> list[tuple[str, str]]:
-        """Certified classes and radii, as (label, value)."""
-        return [row for row in self._all_rows() if row[0].startswith(MAIN_ROWS)]
-
-    @property
-    def details(self) -> list[tuple[str, str]]:
-        """All other measures of the certificates, as (label, value)."""
-        return [row for row in self._all_rows() if not row[0].startswith(MAIN_ROWS)]
-
-    def _all_rows(self) -> list[tuple[str, str]]:
-        return certificate_rows(self.certificate, self.labels.tolist())
-
-    def curve(self, norm: str = "l2", numbers: int = 1) -> tuple[tuple[float, float], ...]:
-        """Return certified accuracy over the distance, for images of `numbers` values."""
-        right = self.certificate.prediction.cpu() == self.labels.cpu()
-        return certified_curve(norm, self.certificate.radius, right, numbers)
-
-    def added_to(self, curves: RobustnessCurves, numbers: int) -> RobustnessCurves:
-        """Return robustness curves with certified accuracy, or the reason for its absence."""
-        if not bool(self.certificate.radius.any()):
-            reasons = Counter(self.certificate.reasons).most_common(1)
-            return replace(curves, why_not_certified=reasons[0][0])
-        return replace(curves, certified=self.curve(curves.norm, numbers))
-
-
-@dataclass(frozen=True)
-class RunReport:
-    """Contents of a report page; parts that do not apply to the run are None or empty.
+class RunFindings:
+    """Measures of a run, for `report_page`; parts that do not apply to it are None or empty.
 
     Attributes:
         name: Name of the run.
@@ -124,7 +64,7 @@ class RunReport:
     history: Sequence[EpochMetrics]
     unit: str = "test image"
     calibration: Calibration | None = None
-    explanation: Explanation | None = None
+    explanation: ExplainedPredictions | None = None
     certified: Certified | None = None
     robustness: RobustnessCurves | None = None
     left_out: Sequence[str] = ()
@@ -158,80 +98,8 @@ class RunReport:
         """Recorded convergence of the explained images, if any."""
         return None if self.explanation is None else self.explanation.convergence
 
-    def rows(self) -> list[tuple[str, str]]:
-        """Return the page's table of measured values, such as the accuracy, as (label, value)."""
-        evaluation, solves = self.evaluation, self.evaluation.solves
-        right = f"{evaluation.correct} of {evaluation.samples}"
-        rows = [
-            ("Test accuracy", f"{value} ({right})") if label == "Accuracy" else (label, value)
-            for label, value in figure_rows(evaluation.figures)
-            if value
-        ]
-        facts: list[tuple[str, Any, str]] = [
-            ("Loss", evaluation.loss, ".4f"),
-            ("Parameters", self.parameters, ","),
-        ]
-        if solves.mean_iterations is not None:
-            facts += [
-                ("Iterations, mean", solves.mean_iterations, ".1f"),
-                ("Share converged", solves.share_converged, ".1%"),
-                ("Relative residual, max", solves.max_residual, ".1e"),
-            ]
-        if self.convergence is not None:
-            facts.append(("Contraction bound q", self.convergence.contraction, ".3f"))
-            if self.convergence.objective is not None:
-                for label, iteration in (("first step", 0), ("equilibrium", -1)):
-                    mean = float(self.convergence.objective[iteration].mean())
-                    facts.append((f"Hidden objective, {label}", mean, ",.2f"))
-        if self.calibration is not None:
-            facts.append(("Expected calibration error", self.calibration.error, ".3f"))
-        if self.certified is not None:
-            count, of = self.certified.count, len(self.certified)
-            facts.append(("Class certified", f"{count / of:.1%} ({count} of {of})", ""))
-            radius = float(self.certified.certificate.radius.median())
-            facts.append(("Certified radius (L2), median", radius or None, ".3g"))
-        if self.history:
-            seconds = sum(metrics.seconds for metrics in self.history)
-            facts.append(("Training time", f"{seconds:,.1f} s", ""))
-        return rows + [
-            (label, UNKNOWN if v is None else format(v, form)) for label, v, form in facts
-        ]
 
-
-def certified_images(
-    model: nn.Module, images: Tensor, labels: Tensor, *, refine: bool = False
-) -> Certified:
-    """Certify images in batches of `CERTIFIED_PER_BATCH`; see `certify` for the certificates."""
-    certify = certifier(model, tuple(images.shape[1:]))
-    parts = torch.split(images, CERTIFIED_PER_BATCH)
-    certificate = Certificate.join([certify(part, refine=refine) for part in parts])
-    return Certified(certificate, labels.cpu(), can_gain=certify.can_refine and not refine)
-
-
-def with_certified(
-    model: nn.Module, images: Tensor, labels: Tensor, curves: RobustnessCurves
-) -> RobustnessCurves:
-    """Return robustness curves with the certified accuracy on the same images.
-
-    If nothing can be certified, `why_not_certified` gives the reason.
-
-    Examples:
-        >>> model, digits = eq.load("digits-certified"), eq.data.load_digits().test
-        >>> settings = eq.inputs.AttackSettings(norm="l2", eps=0.5, steps=1)
-        >>> batch = digits.images[:4], digits.labels[:4]
-        >>> curves = eq.inputs.measure_robustness(model, *batch, settings, methods=["fgsm"])
-        >>> from equilibria.report.page import with_certified
-        >>> with_certified(model, *batch, curves).certified[0]
-        (0.0, 1.0)
-    """
-    try:
-        certified = certified_images(model, images, labels)
-    except NoCertificateError as error:
-        return replace(curves, why_not_certified=str(error))
-    return certified.added_to(curves, images[0].numel())
-
-
-def run_report(
+def measure_run(
     experiment: Experiment,
     history: Sequence[EpochMetrics],
     *,
@@ -241,13 +109,13 @@ def run_report(
     quick: bool = True,
     refine: bool = False,
     on_step: Callable[[str], object] | None = None,
-) -> RunReport:
+) -> RunFindings:
     """Measure a trained model on its test images, for `report_page`.
 
     Args:
         experiment: The trained model with its data.
         history: Metrics of the epochs.
-        name: Name of the run, which the page shows.
+        name: Name of the run, which a page shows.
         evaluation: Evaluation on all test images; computed if not given.
         robustness: Accuracy under attack as `equilibria attack --curve` has measured it.
         quick: Finish in seconds. Otherwise use more images, and measure accuracy under attack.
@@ -255,14 +123,14 @@ def run_report(
         on_step: Called with a description of each step before it starts.
 
     Returns:
-        The report; parts that do not apply to the model are None or empty.
+        The measures; parts that do not apply to the model are None or empty.
 
     Examples:
         >>> from equilibria.training.experiment import trained
-        >>> report = eq.report.run_report(trained("digits-opteq"), [], name="digits")
-        >>> report.parameters, report.evaluation.samples
+        >>> findings = eq.analysis.measure_run(trained("digits-opteq"), [], name="digits")
+        >>> findings.parameters, findings.evaluation.samples
         (33098, 450)
-        >>> eq.report.report_page([report])[:15]
+        >>> eq.report.report_page([findings])[:15]
         '<!DOCTYPE html>'
     """
     on_step = on_step or (lambda step: None)
@@ -270,7 +138,7 @@ def run_report(
         on_step(f"evaluating {len(experiment.test):,} test images")
         evaluation = experiment.evaluate()
     model, data = experiment.model.eval(), experiment.data
-    bare = RunReport(
+    bare = RunFindings(
         name=name,
         model_name=experiment.recipe.model.name,
         data_name=data.name,
@@ -311,14 +179,14 @@ class _Measurements:
     refine: bool
     on_step: Callable[[str], object]
 
-    def add_to(self, report: RunReport, robustness: RobustnessCurves | None) -> RunReport:
+    def add_to(self, findings: RunFindings, robustness: RobustnessCurves | None) -> RunFindings:
         device = next(self.model.parameters()).device
         first, _ = self.experiment.some_test_images(1)
         most = affordable(self.model, first.to(device), MAX_STATE_NUMBERS)
         images, labels = self.experiment.some_test_images(min(CANDIDATES, max(EXAMPLES, most)))
         images, labels = images.to(device), labels.to(device)
         left_out = []
-        command = f"equilibria report {report.name}".rstrip()
+        command = f"equilibria report {findings.name}".rstrip()
         if robustness is None and not self.quick:
             robustness = self._robustness(images[: min(ATTACKED, most)], labels)
         if robustness is None:
@@ -332,7 +200,7 @@ class _Measurements:
                 self.model, images[:count], labels[:count], refine=self.refine
             )
             self.on_step(f"explaining {len(chosen)} test images")
-            explanation = explain(
+            explanation = explain_predictions(
                 self.model,
                 images[chosen],
                 follow=images[:FOLLOWED],
@@ -344,7 +212,7 @@ class _Measurements:
         if robustness is not None and certified is not None and not robustness.certified:
             robustness = certified.added_to(robustness, first[0].numel())
         return replace(
-            report,
+            findings,
             explanation=explanation,
             certified=certified,
             robustness=robustness,
@@ -377,38 +245,3 @@ class _Measurements:
             ]
         )
         return choose_examples(labels.cpu(), predictions.cpu()).to(images.device)
-
-
-def choose_examples(
-    labels: Tensor, predictions: Tensor, *, count: int = EXAMPLES, mistakes: int = MISTAKES
-) -> Tensor:
-    """Choose example images: at most `mistakes` errors, then correct ones spread over the classes.
-
-    There are more errors only if there are too few correct predictions.
-
-    Args:
-        labels: True classes, shape (B,).
-        predictions: Predicted classes, shape (B,).
-        count: Number of examples.
-        mistakes: Largest number of errors among them.
-
-    Returns:
-        Indices of the examples, the errors first.
-
-    Examples:
-        >>> labels, predictions = torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 1, 0])
-        >>> from equilibria.report.page import choose_examples
-        >>> choose_examples(labels, predictions, count=3, mistakes=1)
-        tensor([2, 0, 1])
-    """
-    right = predictions == labels
-    # The first image of every class, then the second of every class, and so on.
-    ranks: dict[int, int] = {}
-    keyed = []
-    for index in right.nonzero().squeeze(1).tolist():
-        label = int(labels[index])
-        ranks[label] = ranks.get(label, 0) + 1
-        keyed.append((ranks[label], label, index))
-    wrong = (~right).nonzero().squeeze(1).tolist()[: max(mistakes, count - len(keyed))]
-    chosen = wrong + [index for _, _, index in sorted(keyed)][: count - len(wrong)]
-    return torch.tensor(chosen, dtype=torch.int64)

@@ -24,7 +24,7 @@ def model_formula(model: EquilibriumClassifier) -> Formula:
     """Return the formulas of the model's cell from `formulas.yaml`.
 
     Examples:
-        >>> from equilibria.report.formulas import model_formula
+        >>> from equilibria.analysis.formulas import model_formula
         >>> model_formula(eq.load("digits-opteq")).equilibrium
         'y* = argmin G(y; x)   ⇔   y* = σ(WWᵀy* + Ux + b)'
     """

@@ -1,4 +1,4 @@
-"""Contents of run folders for the report: metrics of the epochs, and measured robustness."""
+"""Measures of run folders: metrics of the epochs, stored robustness, and new measures."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from equilibria.analysis.run import RunFindings, measure_run
 from equilibria.context.caller import warn_caller
 from equilibria.inputs import RobustnessCurves
-from equilibria.report.html import report_page
-from equilibria.report.page import RunReport, run_report
-from equilibria.tasks import Evaluation
 from equilibria.training import CheckpointWarning, EpochMetrics, RunFolder
-from equilibria.training.experiment import Experiment, trained
+from equilibria.training.experiment import trained
 from equilibria.training.files import read_run_text, sealed_json, unsealed, write_atomically
 from equilibria.training.weights_source import Weights
 
@@ -39,7 +37,7 @@ def store_robustness(folder: Path, curves: RobustnessCurves) -> None:
         >>> from pathlib import Path
         >>> Path("attacked").mkdir()
         >>> curves = eq.inputs.RobustnessCurves("l2", 4, 1.0, {}, {}, 0.5)
-        >>> from equilibria.report.stored import store_robustness
+        >>> from equilibria.analysis.stored import store_robustness
         >>> store_robustness(Path("attacked"), curves)
         >>> [path.name for path in Path("attacked").iterdir()]
         ['robustness.json']
@@ -63,7 +61,7 @@ def stored_robustness(run: RunFolder) -> RobustnessCurves | None:
         return None
 
 
-def report_of(
+def measure_stored_run(
     folder: Path,
     *,
     device: torch.device | str = "cpu",
@@ -72,24 +70,24 @@ def report_of(
     quick: bool = False,
     refine: bool = False,
     on_step: Callable[[str], object] | None = None,
-) -> RunReport:
-    """Make the report of a run folder.
+) -> RunFindings:
+    """Measure the run of a folder on its test images.
 
     Args:
         folder: Folder of the run.
         device: Device of the computation.
         weights: "last", or "best" for the epoch with the best validation score.
         root: Folder of data sets, if it differs from that of the recipe.
-        quick: Omit slow measurements (`run_report`).
-        refine: Refine the certificates, at many times the cost (`run_report`).
+        quick: Omit slow measurements (`measure_run`).
+        refine: Refine the certificates, at many times the cost (`measure_run`).
         on_step: Called with a description of each step before it starts.
 
     Returns:
-        The report, for `report_page`.
+        The measures, for `report_page`.
     """
     run = RunFolder(folder)
     experiment = trained(folder, device=device, weights=weights, root=root)
-    return run_report(
+    return measure_run(
         experiment,
         stored_history(run),
         name=str(folder),
@@ -98,23 +96,3 @@ def report_of(
         refine=refine,
         on_step=on_step,
     )
-
-
-def write_report(folder: Path, experiment: Experiment, evaluation: Evaluation, footer: str) -> Path:
-    """Write the quick report of a trained model into its run folder, as `train` does at the end.
-
-    Args:
-        folder: Folder of the run.
-        experiment: The trained model with its data.
-        evaluation: Evaluation on the test images.
-        footer: Last line of the page.
-
-    Returns:
-        Path of the HTML page.
-    """
-    run = RunFolder(folder)
-    report = run_report(
-        experiment, stored_history(run), name=str(folder), evaluation=evaluation, quick=True
-    )
-    write_atomically(run.report, report_page([report], footer).encode())
-    return run.report

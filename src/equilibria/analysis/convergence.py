@@ -37,7 +37,7 @@ class Convergence:
 
     Examples:
         >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
-        >>> convergence = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
+        >>> convergence = eq.analysis.follow_solve(model, images, eq.Picard(tolerance=1e-4))
         >>> convergence.objective_falls, convergence.contraction < 1
         (True, True)
     """
@@ -98,7 +98,7 @@ def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Method) -
 
     Examples:
         >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
-        >>> convergence = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
+        >>> convergence = eq.analysis.follow_solve(model, images, eq.Picard(tolerance=1e-4))
         >>> bool((convergence.residual[-1] < convergence.residual[0]).all())
         True
     """

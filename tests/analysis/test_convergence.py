@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import equilibria as eq
+from equilibria.analysis import follow_solve
+from equilibria.analysis.convergence import Convergence
+from equilibria.analysis.formulas import model_formula
 from equilibria.models import EquilibriumClassifier
-from equilibria.report import follow_solve
-from equilibria.report.convergence import Convergence
-from equilibria.report.formulas import model_formula
 
 
 def classifier(name: str, **options: object) -> EquilibriumClassifier:
