@@ -29,6 +29,9 @@ import equilibria as eq
 
 TOLERANCES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
 LIMIT = 500
+LARGEST_DENSE_JACOBIAN = 2000
+"""Largest state for gradients of optimistix, which factorizes the Jacobian of the whole batch: at
+16,384 numbers, one step takes half a minute."""
 TRAIN_TARGET = 3e-3
 """Target error of gradients. Larger than that of states, because a single unit of a ReLU that is
 zero on one side only changes the gradient by about 1e-3."""
@@ -201,6 +204,8 @@ def jax_candidates(problem: Problem, *, train: bool) -> Iterator[tuple[str, Run]
         "jaxopt Anderson": lambda t: jaxopt_solve(jaxopt.AndersonAcceleration, t),
         "optimistix": optimistix_solve,
     }
+    if train and exact.numel() > LARGEST_DENSE_JACOBIAN:
+        del makers["optimistix"]
     for tolerance in TOLERANCES:
         for name, make in makers.items():
             solve = make(tolerance)
