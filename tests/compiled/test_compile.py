@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import shutil
 import warnings
 
@@ -131,8 +133,9 @@ def test_a_replaced_captured_tensor_is_seen() -> None:
     fast = eq.compile(layer)
     x = torch.ones(1, 1, requires_grad=True)  # with gradients, the layer is compiled on its own
     assert float(fast(x).detach()) == pytest.approx(2, abs=1e-4)
-    weight = torch.tensor(0.75)
-    assert float(fast(x).detach()) == pytest.approx(4, abs=1e-4)
+    for value in (0.75, 0.25, 0.5):
+        weight = torch.tensor(value)
+        assert float(fast(x).detach()) == pytest.approx(1 / (1 - value), abs=1e-4)
 
 
 def test_a_trained_model_is_one_graph_and_keeps_its_answers() -> None:
@@ -166,6 +169,15 @@ def test_a_compiled_model_has_the_attributes_and_state_dict_of_the_model() -> No
     assert eq.compile(fast) is fast
     fast.eval()
     assert not model.training
+
+
+def test_a_compiled_model_can_be_copied_and_pickled() -> None:
+    fast = eq.compile(map_layer().eval())
+    x = torch.ones(2, 4, dtype=torch.float64)
+    for other in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert other.model is not fast.model
+        assert other.compilations == []
+        torch.testing.assert_close(other.model(x), fast.model(x))
 
 
 def test_what_is_not_an_equilibrium_model_is_refused() -> None:

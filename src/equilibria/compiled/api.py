@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -132,6 +133,12 @@ class CompiledModel(nn.Module):
             and not torch.is_autocast_enabled(x.device.type)
             for x in inputs
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
+        return CompiledModel(copy.deepcopy(self.model, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CompiledModel, (self.model,)
 
     def __getattr__(self, name: str) -> Any:
         try:

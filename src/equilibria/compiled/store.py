@@ -225,11 +225,30 @@ class Parts:
 
 
 def captured(function: FunctionType) -> list[Hashable]:
-    """Return the identities, or values, of what a function captures."""
+    """Return the values of what a function captures, or the objects themselves."""
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     names = [name for name in function.__code__.co_names if name in function.__globals__]
     values = [*cells, *(function.__globals__[name] for name in names)]
-    return [v if isinstance(v, SCALARS) else id(v) for v in values]
+    return [v if isinstance(v, SCALARS) else Same(v) for v in values]
+
+
+class Same:
+    """Key that equals only keys of the same object, which it keeps alive.
+
+    Args:
+        value: The object.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.value is self.value
 
 
 def padded_size(samples: int) -> int:

@@ -15,6 +15,7 @@ from equilibria.compiled.store import (
     Graph,
     GraphStore,
     Parts,
+    Same,
     padded,
     padded_size,
 )
@@ -151,11 +152,11 @@ class WholeModel:
 
     def _settings(self) -> Hashable:
         """Python values that the graphs depend on."""
-        return tuple(id(layer.solving) for layer in self.layers)
+        return tuple(Same(layer.solving) for layer in self.layers)
 
     def _signature(self) -> tuple[Hashable, ...]:
         return tuple(
-            (id(tensor), tensor._version)
+            (id(tensor), 0 if tensor.is_inference() else tensor._version)
             for module in self._modules
             for tensors in (module._parameters, module._buffers)
             for tensor in tensors.values()
