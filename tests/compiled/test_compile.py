@@ -161,6 +161,16 @@ def test_a_trained_model_is_one_graph_and_keeps_its_answers() -> None:
     assert not torch.allclose(changed, expected, atol=0.1)
 
 
+def test_a_model_with_a_part_in_training_mode_is_not_one_graph() -> None:
+    model = eq.models.EquilibriumModel(nn.Dropout(1.0), map_layer(), nn.Identity()).eval()
+    fast = eq.compile(model)
+    model.stem.train()
+    x = torch.ones(2, 4, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-8, atol=1e-8)
+    assert [c.kind for c in fast.compilations] == ["forward"]
+
+
 def test_a_compiled_model_has_the_attributes_and_state_dict_of_the_model() -> None:
     model = eq.create_model("opteq-small", in_channels=1)
     fast = eq.compile(model)

@@ -24,9 +24,10 @@ def compile(model: nn.Module | Callable[..., Tensor], **solving_options: Any) ->
     """Return a model whose solves run as compiled graphs, forward and backward.
 
     Map, iteration and bookkeeping become one graph, so that a solve costs little more than its
-    evaluations of the map: small models are ten to thirty times as fast. Results and statuses are
-    those of the eager solve, to its tolerance. The first call with a new batch size compiles for
-    some seconds; sizes in between are padded, and later processes reuse the compiled code.
+    evaluations of the map: small models become two to ten times as fast (docs/benchmarks.md).
+    Results and statuses are those of the eager solve, to its tolerance. The first call with a new
+    batch size compiles for some seconds; sizes in between are padded, and later processes reuse
+    the compiled code.
 
     In evaluation mode without gradients, the whole model is one graph. In training, the layer's
     solve is one graph and its backward pass another. What a graph cannot do runs eagerly: samples
@@ -120,9 +121,7 @@ class CompiledModel(nn.Module):
 
     def _fits_one_graph(self, inputs: tuple[Any, ...]) -> bool:
         """Return whether to try the graph of the whole model."""
-        if torch.is_grad_enabled() or self.model.training or in_block():
-            return False
-        if any(layer.training for layer, _ in self._layers):
+        if torch.is_grad_enabled() or self._whole.is_training or in_block():
             return False
         return len(inputs) > 0 and all(
             isinstance(x, Tensor)

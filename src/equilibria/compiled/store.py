@@ -48,7 +48,7 @@ class Compilation:
         kind: What the graph computes: "forward", "backward" or "model".
         samples: Batch size that the graph was compiled for; smaller batches are padded.
         seconds: Duration of the compilation. A graph from the cache of an earlier process takes
-            about a second.
+            one or two seconds.
     """
 
     kind: str

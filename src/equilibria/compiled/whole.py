@@ -150,6 +150,11 @@ class WholeModel:
             layer.note_solution(_facts(layer, facts, plan.graph.notes[i]))
         return output if size == samples else output[:samples]
 
+    @property
+    def is_training(self) -> bool:
+        """Whether any part of the model is in training mode."""
+        return any(module.training for module in self._modules)
+
     def _settings(self) -> Hashable:
         """Python values that the graphs depend on."""
         return tuple(Same(layer.solving) for layer in self.layers)

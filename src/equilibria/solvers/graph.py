@@ -190,6 +190,12 @@ def _observed(
     )
 
 
+def _goes_on(settings: GraphIteration, progress: Variables) -> Tensor:
+    """Return whether a row is running and the limit of iterations is not reached."""
+    count, running = progress[:2]
+    return running.any() & (count < settings.max_iterations)
+
+
 def plain_steps(
     settings: GraphIteration,
     evaluate: Map,
@@ -207,8 +213,7 @@ def plain_steps(
     size = len(scales)
 
     def condition(*variables: Tensor) -> Tensor:
-        count, running = variables[:2]
-        goes_on = running.any() & (count < settings.max_iterations)
+        goes_on = _goes_on(settings, variables)
         return goes_on & variables[PROGRESS] if may_leave else goes_on
 
     def body(*variables: Tensor) -> Variables:
@@ -254,8 +259,7 @@ def mixed_steps(
     begin = progress[0]
 
     def condition(*variables: Tensor) -> Tensor:
-        count, running = variables[:2]
-        return running.any() & (count < settings.max_iterations)
+        return _goes_on(settings, variables)
 
     def body(*variables: Tensor) -> Variables:
         before = variables[:PROGRESS]
