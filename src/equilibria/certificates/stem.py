@@ -25,7 +25,7 @@ from equilibria.models.base import EquilibriumModel
 from equilibria.models.blocks import ImageLayers, Normalize
 from equilibria.operators import Conv2d
 from equilibria.operators.base import Shape
-from equilibria.operators.rounding import accumulated, upper_norm
+from equilibria.operators.rounding import NORM_SLACK, accumulated, upper_norm
 
 
 class UnboundedError(ValueError):
@@ -55,7 +55,7 @@ LINF = ImageNorm(math.inf)
 
 @dataclass(frozen=True)
 class Step:
-    """Bounds on consecutive layers of a stem, h ↦ Ah + b or a ReLU."""
+    """Bounds on consecutive layers of a stem: h ↦ Ah + b, a ReLU or max pooling."""
 
     layers: tuple[nn.Module, ...]
     lipschitz: float
@@ -87,7 +87,8 @@ class StemBounds:
     The scale 1/std of a normalization is deferred (`Signal.scale`): it multiplies the kernel of the
     next convolution, whose norm is then that of both. A scale that remains at the end is the last
     step. A BatchNorm after a convolution multiplies its kernel, too.
-    The Lipschitz constants of ReLU and pooling are 1 and 1/s. An error e becomes
+    The Lipschitz constant of a ReLU is 1, that of average pooling 1/s, and that of max pooling the
+    square root of the largest number of windows that contain one pixel. An error e becomes
     (‖A‖ + ε)e + ε‖h‖ + 12u‖b‖ in a step of rounding ε.
     """
 
@@ -131,7 +132,7 @@ class StemBounds:
         place = 0
         while place < len(meant):
             follows = meant[place + 1] if place + 1 < len(meant) else None
-            has_norm = isinstance(meant[place], nn.Conv2d) and isinstance(follows, nn.BatchNorm2d)
+            has_norm = isinstance(meant[place], Convolution) and isinstance(follows, nn.BatchNorm2d)
             count = 2 if has_norm else 1
             layers = slice(place, place + count)
             bounded = _bounded(tuple(used[layers]), meant[layers], signal, unit)
@@ -148,7 +149,7 @@ class StemBounds:
 
     @property
     def is_affine(self) -> bool:
-        """Whether the stem has no ReLU."""
+        """Whether the stem has neither a ReLU nor max pooling."""
         return all(step.is_affine for step in self.steps)
 
     def run(self, images: Tensor) -> Features:
@@ -184,6 +185,8 @@ class Signal:
         return 1.0 if self.scale is None else float(self.scale.abs().max())
 
 
+Convolution: TypeAlias = nn.Conv2d | nn.ConvTranspose2d
+
 Bounded: TypeAlias = tuple[Step, Signal]
 """Bounds on a layer, and the input of the next one."""
 
@@ -201,10 +204,12 @@ def _bounded(
 ) -> Bounded | None:
     """Bound a layer with the BatchNorm after it, if any; None for a layer without effect."""
     layer, *norms = meant
-    if isinstance(layer, nn.Conv2d):
+    if isinstance(layer, Convolution):
         return _convolution(used, layer, norms, signal, unit)
     if isinstance(layer, nn.AvgPool2d):
-        return _pooling(used, layer, signal, unit)
+        return _average_pooling(used, layer, signal, unit)
+    if isinstance(layer, nn.MaxPool2d):
+        return _max_pooling(used, layer, signal)
     if isinstance(layer, nn.BatchNorm2d):
         scale, offset = batch_affine(layer)
         largest = float(scale.abs().max())
@@ -225,7 +230,7 @@ def _bounded(
 
 def _convolution(
     used: tuple[nn.Module, ...],
-    layer: nn.Conv2d,
+    layer: Convolution,
     norms: Sequence[nn.Module],
     signal: Signal,
     unit: float,
@@ -237,7 +242,9 @@ def _convolution(
         or not isinstance(layer.padding, tuple)
     ):
         raise UnboundedError(f"the stem has {layer}, whose norm has no known bound")
+    is_transposed = isinstance(layer, nn.ConvTranspose2d)
     kernel = layer.weight.detach().double()
+    kernel = kernel.transpose(0, 1) if is_transposed else kernel  # (out, in, k, k)
     bias = torch.zeros_like(kernel[:, 0, 0, 0]) if layer.bias is None else layer.bias.double()
     size = float(bias.norm())
     for norm in norms:
@@ -245,29 +252,46 @@ def _convolution(
         scale, moved = batch_affine(norm)
         kernel = kernel * scale[:, None, None, None]
         size = float((bias * scale).norm()) + moved
-    stride = layer.stride[0] if layer.stride[0] == layer.stride[1] else 1
-    if any(side % stride for side in signal.shape[1:]):
-        stride = 1  # bounds all outputs; those of the layer are a subset
+    padding: Shape = layer.padding
+    sides = _convolved_sides(layer, signal.shape[1:], padding)
+    # The transpose has the norm of the convolution that leads from its output to its input.
+    widest = sides if is_transposed else signal.shape[1:]
 
     def norm_of(weight: Tensor) -> float:
-        operator = Conv2d.from_tensor(weight, stride=stride, padding=layer.padding)  # type: ignore[arg-type]
-        return upper_norm(operator, signal.shape)
+        weight = weight.transpose(0, 1) if is_transposed else weight
+        return _norm_of_convolution(weight, layer.stride, padding, widest)
 
     gain = norm_of(kernel)
     lipschitz = gain if signal.scale is None else norm_of(kernel * signal.scale[:, None, None])
     window = math.prod(layer.kernel_size)
     spread = math.sqrt(window) * float(torch.linalg.vector_norm(kernel))
     rounding = accumulated(layer.in_channels * window + 4, unit) * spread
-    sides = zip(signal.shape[1:], layer.kernel_size, layer.padding, layer.stride, strict=True)
-    sizes = ((n + 2 * p - k) // s + 1 for n, k, p, s in sides)
-    shape = (layer.out_channels, *sizes)
-    offset = size * math.sqrt(math.prod(shape[1:]))
-    return Step(used, lipschitz, gain, rounding + 12 * unit * (gain + rounding), offset), Signal(
-        shape
-    )
+    offset = size * math.sqrt(math.prod(sides))
+    rounding = rounding + 12 * unit * (gain + rounding)
+    return Step(used, lipschitz, gain, rounding, offset), Signal((layer.out_channels, *sides))
 
 
-def _pooling(
+def _convolved_sides(layer: Convolution, sides: Shape, padding: Shape) -> Shape:
+    """Return the height and width of the output of a convolution."""
+    each = zip(sides, layer.kernel_size, layer.stride, padding, layer.output_padding, strict=True)
+    if isinstance(layer, nn.ConvTranspose2d):
+        return tuple((n - 1) * s + k - 2 * p + extra for n, k, s, p, extra in each)
+    return tuple((n + 2 * p - k) // s + 1 for n, k, s, p, _ in each)
+
+
+def _norm_of_convolution(weight: Tensor, strides: Shape, padding: Shape, sides: Shape) -> float:
+    """Bound the norm of the convolution of maps of this size.
+
+    The symbol needs one stride, and sides that are its multiples. The outputs for two different
+    strides are a subset of those for stride 1. Further rows and columns of zeros do not change an
+    output.
+    """
+    stride = strides[0] if strides[0] == strides[1] else 1
+    operator = Conv2d.from_tensor(weight, stride=stride, padding=padding)
+    return upper_norm(operator, (weight.shape[1], *(-(-n // stride) * stride for n in sides)))
+
+
+def _average_pooling(
     used: tuple[nn.Module, ...], layer: nn.AvgPool2d, signal: Signal, unit: float
 ) -> Bounded:
     size = layer.kernel_size
@@ -277,6 +301,36 @@ def _pooling(
     rounding = accumulated(size**2 + 2, unit) / size
     step = Step(used, signal.largest_scale / size, 1 / size, rounding)
     return step, Signal((channels, *(side // size for side in sides)))
+
+
+def _max_pooling(used: tuple[nn.Module, ...], layer: nn.MaxPool2d, signal: Signal) -> Bounded:
+    """Bound max pooling by √N, N the largest number of windows that contain one pixel.
+
+    |max_W h − max_W h′| is at most the largest |h_i − h′_i| in the window W. The sum of the squares
+    of all windows therefore has the square of each |h_i − h′_i| at most N times. The bound is
+    attained, by a pixel that is the largest of all its windows. Max pooling does not round.
+    """
+    if layer.return_indices:
+        raise UnboundedError(f"the stem has {layer}, which also returns indices")
+    channels, *sides = signal.shape
+    sizes = tuple(layer(torch.zeros(1, 1, *sides)).shape[2:])
+    pairs = (
+        _both(getattr(layer, name)) for name in ("kernel_size", "stride", "padding", "dilation")
+    )
+    covered = 1
+    for n, count, k, s, p, d in zip(sides, sizes, *pairs, strict=True):
+        starts, taps = s * torch.arange(count)[:, None] - p, d * torch.arange(k)
+        places = starts + taps
+        places = places[(places >= 0) & (places < n)]
+        covered *= int(torch.bincount(places).max())
+    factor = math.sqrt(covered) * (1 + NORM_SLACK)
+    step = Step(used, signal.largest_scale * factor, factor, is_affine=False)
+    return step, Signal((channels, *sizes))
+
+
+def _both(size: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Return the size in each direction."""
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 def batch_affine(layer: nn.BatchNorm2d) -> tuple[Tensor, float]:
