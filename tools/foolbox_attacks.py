@@ -49,13 +49,13 @@ class Target:
     model: nn.Module
     images: Tensor
     labels: Tensor
-    rivals: Tensor
+    nearest: Tensor
     """Class that limits the radius of each image."""
     radius: Tensor
 
     def rows(self, rows: slice) -> Target:
         """Select some images."""
-        parts = (self.images, self.labels, self.rivals, self.radius)
+        parts = (self.images, self.labels, self.nearest, self.radius)
         return Target(self.model, *(part[rows] for part in parts))
 
     def batches(self) -> Iterator[Target]:
@@ -66,7 +66,7 @@ class Target:
     def in_float64(self) -> Target:
         """Return the same in float64."""
         model = copy.deepcopy(self.model).double().eval()
-        return Target(model, self.images.double(), self.labels, self.rivals, self.radius.double())
+        return Target(model, self.images.double(), self.labels, self.nearest, self.radius.double())
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ Attack = Callable[[Any, Target], Tensor]
 class AroundImages(nn.Module):
     """The map v ↦ s·model(x + r·v) for a batch of images x with radii r.
 
-    The factor s per image makes the margin over the rival at v = 0 equal to `MARGIN`, so that the
-    losses of the attacks are neither flat nor steep.
+    The factor s per image makes the margin over the nearest class at v = 0 equal to `MARGIN`, so
+    that the losses of the attacks are neither flat nor steep.
     """
 
     def __init__(self, target: Target) -> None:
@@ -113,8 +113,8 @@ class AroundImages(nn.Module):
         self.radius = target.radius.to(target.images)[:, None, None, None]
         with torch.no_grad():
             logits = self.model(self.images)
-            own, rival = (logits.gather(1, c[:, None]) for c in (target.labels, target.rivals))
-        self.factor = MARGIN / (own - rival)
+            own, nearest = (logits.gather(1, c[:, None]) for c in (target.labels, target.nearest))
+        self.factor = MARGIN / (own - nearest)
 
     def forward(self, v: Tensor) -> Tensor:
         logits: Tensor = self.factor * self.model(self.images + self.radius * v)
@@ -132,7 +132,7 @@ def attacks(settings: Settings) -> dict[str, Attack]:
         def run(model: Any, target: Target) -> Tensor:
             criterion = target.labels
             if is_targeted:
-                criterion = fb.criteria.TargetedMisclassification(target.rivals)
+                criterion = fb.criteria.TargetedMisclassification(target.nearest)
             return attack.run(model, start(target), criterion, epsilon=fraction * (1 - 1e-6))
 
         return run
@@ -159,9 +159,9 @@ def attacks(settings: Settings) -> dict[str, Attack]:
 
     return {
         "PGD": pgd(WITHIN, False),
-        "PGD to the rival": pgd(WITHIN, True),
+        "PGD, targeted": pgd(WITHIN, True),
         f"PGD, {BEYOND} r": pgd(BEYOND, False),
-        f"PGD to the rival, {BEYOND} r": pgd(BEYOND, True),
+        f"PGD, targeted, {BEYOND} r": pgd(BEYOND, True),
         "DDN": ddn,
         "C&W": carlini_wagner,
         "boundary": boundary,
@@ -187,7 +187,7 @@ def start(target: Target) -> Tensor:
 
 @torch.no_grad()
 def other_classes(target: Target) -> Tensor:
-    """Return v for images of another class: the nearest ones of the batch, a little beyond."""
+    """Return for each image the v that leads to the closest image of another class."""
     distance = torch.cdist(target.images.flatten(1), target.images.flatten(1))
     distance[target.labels[:, None] == target.labels[None]] = math.inf
     nearest = distance.argmin(dim=1)
@@ -206,8 +206,8 @@ def run_attack(name: str, target: Target, settings: Settings) -> Attacked:
                 reach = max(reach, 1.01 * float(other_classes(batch).abs().max()))
             torch.manual_seed(0)
             wrapped = foolbox().PyTorchModel(around, bounds=(-reach, reach), device="cpu")
-            found = attacks(settings)[name](wrapped, batch)
-        results.append(checked(batch.in_float64(), found.detach().double()))
+            result = attacks(settings)[name](wrapped, batch)
+        results.append(checked(batch.in_float64(), result.detach().double()))
     return Attacked(torch.cat(results))
 
 
@@ -225,12 +225,13 @@ def certified_target(name: str, count: int) -> Target:
     images, _ = experiment.some_test_images(count)
     with eq.solving(experiment.model, tolerance=SOLVE_TOLERANCE):
         certify = eq.certificates.certifier(experiment.model, tuple(images.shape[1:]))
-        found = eq.certificates.Certificate.join([certify(part) for part in images.split(BATCH)])
-    kept, slopes = found.radius > 0, experiment.model.margin_slopes().double()
-    distances = found.margin / slopes[found.prediction]
-    rivals = distances.scatter(1, found.prediction[:, None], math.inf).argmin(dim=1)
-    parts = (images, found.prediction, rivals, found.radius)
-    return Target(experiment.model, *(part[kept] for part in parts))
+        parts = [certify(part) for part in images.split(BATCH)]
+    certificate = eq.certificates.Certificate.join(parts)
+    kept, slopes = certificate.radius > 0, experiment.model.margin_slopes().double()
+    distances = certificate.margin / slopes[certificate.prediction]
+    nearest = distances.scatter(1, certificate.prediction[:, None], math.inf).argmin(dim=1)
+    known = (images, certificate.prediction, nearest, certificate.radius)
+    return Target(experiment.model, *(values[kept] for values in known))
 
 
 def linear_target(count: int) -> Target:
@@ -255,9 +256,9 @@ def linear_target(count: int) -> Target:
         labels = logits.argmax(dim=1)
         margins = logits.gather(1, labels[:, None]) - logits
         distances = margins / torch.linalg.vector_norm(rows[labels][:, None] - rows, dim=2)
-        radius, rivals = distances.scatter(1, labels[:, None], math.inf).min(dim=1)
+        radius, nearest = distances.scatter(1, labels[:, None], math.inf).min(dim=1)
     kept = radius > 1e-3
-    return Target(model, *(part[kept] for part in (images, labels, rivals, radius)))
+    return Target(model, *(part[kept] for part in (images, labels, nearest, radius)))
 
 
 def attack_all(target: Target, settings: Settings, names: Any = None) -> dict[str, Attacked]:

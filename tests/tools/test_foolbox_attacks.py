@@ -20,7 +20,7 @@ from tools.foolbox_attacks import (
 QUICK = Settings(
     images=8, slow_images=8, pgd_steps=8, ddn_steps=40, carlini_wagner_steps=3, boundary_steps=20
 )
-GRADIENTS = ("PGD", "PGD to the rival", f"PGD to the rival, {BEYOND} r", "DDN")
+GRADIENTS = ("PGD", "PGD, targeted", f"PGD, targeted, {BEYOND} r", "DDN")
 
 
 def test_attacks_reach_the_exact_radius_of_a_linear_model_and_not_less() -> None:
@@ -44,8 +44,8 @@ def test_no_attack_succeeds_within_a_certified_radius() -> None:
 def test_a_radius_that_is_too_large_is_disproved() -> None:
     target = linear_target(10)
     too_large = type(target)(
-        target.model, target.images, target.labels, target.rivals, 1.02 * target.radius
+        target.model, target.images, target.labels, target.nearest, 1.02 * target.radius
     )
-    results = attack_all(too_large, Settings(images=10, pgd_steps=30), ("PGD to the rival",))
+    results = attack_all(too_large, Settings(images=10, pgd_steps=30), ("PGD, targeted",))
     assert bool((smallest(results) <= WITHIN).all())
-    assert torch.equal(target.rivals != target.labels, torch.ones(10, dtype=torch.bool))
+    assert torch.equal(target.nearest != target.labels, torch.ones(10, dtype=torch.bool))
