@@ -26,6 +26,7 @@ SOLVERS: list[Solver[Any]] = [
     eq.Picard(tolerance=1e-9, max_iterations=80, check_every=3),
     eq.Picard(tolerance=1e-9, max_iterations=80, patience=5, check_every=2),
     eq.Accelerated(tolerance=1e-9, max_iterations=80),
+    eq.Picard(tolerance=1e-9, max_iterations=80, iterate="last"),
     eq.Anderson(tolerance=1e-9, max_iterations=80, patience=5),
     eq.Broyden(tolerance=1e-9, max_iterations=80),
 ]
@@ -49,7 +50,7 @@ def test_one_row_gives_the_same_solution_as_rows(
     name: str, solver: Solver[Any], couples_batch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     single = solver.solve(problem(name, couples_batch=couples_batch), trace=True)
-    monkeypatch.setattr(base, "track", lambda _, start, stop, done: _rows.Rows(start, stop, done))
+    monkeypatch.setattr(base, "track", lambda _, *given, **options: _rows.Rows(*given, **options))
     rows = solver.solve(problem(name, couples_batch=couples_batch), trace=True)
     for field in dataclasses.fields(eq.Solution):
         expected, actual = getattr(rows, field.name), getattr(single, field.name)

@@ -283,6 +283,42 @@ def test_picard_is_the_damped_iteration() -> None:
         torch.testing.assert_close(state, problem.cell.step(y, context), rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("samples", [1, 3])
+def test_the_last_iterate_is_that_of_the_plain_iteration(samples: int) -> None:
+    """The residual of this map rises and falls, so that the best iterate is not the last."""
+    turn = 0.95 * torch.tensor([[0.2, -3.0], [0.3, 0.2]], dtype=torch.float64)
+    x = torch.linspace(1, 2, 2 * samples, dtype=torch.float64).reshape(samples, 2)
+    layers = {
+        iterate: eq.EquilibriumLayer(
+            FunctionCell(lambda z, x: z @ turn.T + x),
+            solver=eq.Picard(iterate=iterate, max_iterations=6, tolerance=1e-9),
+        ).train()
+        for iterate in ("best", "last")
+    }
+    points = [torch.zeros_like(x)]
+    for _ in range(6):
+        points.append(points[-1] @ turn.T + x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", eq.ConvergenceWarning)
+        best, last = (layers[name].solve(x, points[0]) for name in ("best", "last"))
+    torch.testing.assert_close(last.state, points[-1])
+    residual = (points[-1] - points[-2]).norm(dim=1) / points[-1].norm(dim=1)
+    torch.testing.assert_close(last.residual, residual)
+    assert torch.all(best.residual < last.residual)
+    assert not last.converged.any()
+
+
+def test_the_last_iterate_of_a_sample_that_converged_is_that_at_the_tolerance() -> None:
+    cell = FunctionCell(lambda z, x: x * z + 1)
+    factors = torch.tensor([[0.1], [0.9]], dtype=torch.float64)
+    results = [
+        eq.EquilibriumLayer(cell, solver=eq.Picard(iterate=iterate, tolerance=1e-4)).solve(factors)
+        for iterate in ("best", "last")
+    ]
+    assert results[0].iterations.tolist() == results[1].iterations.tolist()
+    torch.testing.assert_close(results[0].state, results[1].state)
+
+
 OPTIONS = [
     (eq.Picard(damping=0.7), eq.Picard(damping=1.0)),
     (eq.Anderson(memory=2), eq.Anderson(memory=6)),
@@ -327,6 +363,7 @@ def test_every_option_changes_behavior(first: eq.solvers.Solver, second: eq.solv
         (lambda: eq.Picard(max_iterations=0), "max_iterations"),
         (lambda: eq.Picard(damping=0.0), "damping"),
         (lambda: eq.Picard(drop_share=0.0), "drop_share"),
+        (lambda: eq.Picard(iterate="first"), "iterate must be one of"),  # type: ignore[arg-type]
         (lambda: eq.Anderson(memory=0), "memory"),
         (lambda: eq.Anderson(damping=0.0), "damping"),
         (lambda: eq.Anderson(ridge=-1.0), "ridge"),

@@ -37,7 +37,12 @@ MAX_SPEED_UP = 2.0
 
 
 def track(
-    problem: FixedPointProblem, start: Tensor, criterion: StoppingCriterion, warm_up: int
+    problem: FixedPointProblem,
+    start: Tensor,
+    criterion: StoppingCriterion,
+    warm_up: int,
+    *,
+    keeps_last: bool = False,
 ) -> Rows | OneRow:
     """Return the bookkeeping that suits a problem.
 
@@ -46,16 +51,17 @@ def track(
         start: Buffer of the start, shape (problems, size).
         criterion: Decides when a row has converged.
         warm_up: Number of iterations that were run before.
+        keeps_last: Whether the answer is the last image instead of that with the smallest residual.
     """
     is_single = start.shape[0] == 1 and problem.unit is None and is_cheap_to_read(start)
     if is_single and type(criterion) is RelativeResidual:
-        return OneRow(start, criterion.tolerance, warm_up)
-    return Rows(start, criterion, warm_up)
+        return OneRow(start, criterion.tolerance, warm_up, keeps_last=keeps_last)
+    return Rows(start, criterion, warm_up, keeps_last=keeps_last)
 
 
 @dataclass
 class Answers:
-    """The answer for each row: T(y) for its best point y, with the residual at y."""
+    """The answer for each row: T(y) for its best or last point y, with the residual at y."""
 
     best: Tensor
     residual: Tensor
@@ -99,7 +105,15 @@ class Rows:
     are kept in tensors of full size; `index` maps the remaining rows to their problems.
     """
 
-    def __init__(self, start: Tensor, criterion: StoppingCriterion, warm_up: int) -> None:
+    def __init__(
+        self,
+        start: Tensor,
+        criterion: StoppingCriterion,
+        warm_up: int,
+        *,
+        keeps_last: bool = False,
+    ) -> None:
+        self.keeps_last = keeps_last
         self.problems = self.in_batch = start.shape[0]
         """Number of problems, and of rows that are still in the batch."""
         self.criterion = criterion
@@ -166,7 +180,8 @@ class Rows:
         - With `must_fall`, a row whose absolute residual did not fall ends as OUT_OF_ITERATIONS.
 
         The answer of a running, bounded row is replaced if its relative residual is the smallest so
-        far, or if a stopping criterion other than `RelativeResidual` says that it may stop.
+        far, or if a stopping criterion other than `RelativeResidual` says that it may stop. With
+        `keeps_last` it is always replaced.
 
         Args:
             problem: The problem of the rows in the batch.
@@ -184,7 +199,7 @@ class Rows:
         else:
             reached = relative <= self.tolerance
             improved = relative < self.answers.residual
-        improved &= bounded
+        improved = bounded.clone() if self.keeps_last else improved & bounded
         going = bounded > reached  # bounded and not reached
         if must_fall:
             going &= absolute < self.residuals.absolute
@@ -276,7 +291,10 @@ class OneRow:
     The rules for convergence, stalling and divergence are those of `Rows`, which tracks a batch.
     """
 
-    def __init__(self, start: Tensor, tolerance: float, warm_up: int) -> None:
+    def __init__(
+        self, start: Tensor, tolerance: float, warm_up: int, *, keeps_last: bool = False
+    ) -> None:
+        self.keeps_last = keeps_last
         self.best = start
         self.tolerance = tolerance
         self.iteration = warm_up
@@ -324,7 +342,7 @@ class OneRow:
         is_reached = is_bounded and relative <= self.tolerance
         has_risen = must_fall and not absolute < self.last_absolute
         self.last_absolute, self.last_relative = absolute, relative
-        if is_reached or (is_bounded and relative < self.residual):
+        if is_reached or (is_bounded and (self.keeps_last or relative < self.residual)):
             self.best, self.residual, self.absolute = image, relative, absolute
         if is_reached:
             self.status = Status.CONVERGED

@@ -53,7 +53,7 @@ class Accelerated(Solver[NesterovMemory]):
 
     Args:
         tolerance, max_iterations, stop, check_minimum: See `Method`.
-        patience, check_every, drop_share: See `Solver`.
+        patience, check_every, drop_share, iterate: See `Solver`.
 
     Examples:
         >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)), solver=eq.Accelerated())

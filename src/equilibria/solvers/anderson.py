@@ -111,7 +111,7 @@ class Anderson(Solver[History]):
         restart_growth: Restart a sample when its residual exceeds the smallest one in its history
             by this factor.
         tolerance, max_iterations, stop, check_minimum: See `Method`.
-        patience, check_every, drop_share: See `Solver`.
+        patience, check_every, drop_share, iterate: See `Solver`.
 
     Examples:
         >>> f, solver = lambda z, x: torch.cos(z) + x, eq.Anderson(memory=3, tolerance=1e-6)

@@ -47,7 +47,7 @@ class AndersonTypeOne(Solver[StepDifferences]):
         restart_growth: Restart a sample when its residual exceeds the smallest since its last
             restart by this factor.
         tolerance, max_iterations, stop, check_minimum: See `Method`.
-        patience, check_every, drop_share: See `Solver`.
+        patience, check_every, drop_share, iterate: See `Solver`.
 
     Examples:
         >>> f, solver = lambda z, x: torch.cos(z) + x, eq.solvers.AndersonTypeOne(tolerance=1e-6)

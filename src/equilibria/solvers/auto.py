@@ -68,7 +68,8 @@ class Auto(Anderson):
         memory, ridge, cap, damping, restart_growth: See `Anderson`. With a `damping` other than 1,
             monotone maps use it in place of the longer steps.
         tolerance, max_iterations, stop, check_minimum: See `Method`.
-        patience, check_every, drop_share: See `Solver`. Setting `patience` disables the descent.
+        patience, check_every, drop_share, iterate: See `Solver`. Setting `patience` disables the
+            descent.
 
     Examples:
         >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)), solver="auto")

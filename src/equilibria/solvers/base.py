@@ -13,7 +13,8 @@ and then at the end of each iteration, which is:
 5. Propose the next point (`propose`), which is all that differs between solvers.
 6. Drop finished rows from the batch, and evaluate T at the next point.
 
-The result of a row is T(y) for its best point y, with the residual at that y.
+The result of a row is T(y) for its best point y (or its last, with `iterate="last"`), with the
+residual at that y.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from equilibria.registry import check_at_least_one, check_share
+from equilibria.registry import check_at_least_one, check_choice, check_share
 from equilibria.solvers._cpu import Scratch
 from equilibria.solvers._rows import Recorder, track
 from equilibria.solvers.method import Method
@@ -85,6 +86,10 @@ class Solver(Method, Generic[M]):
         drop_share: Share of finished samples at which they are removed from the batch; with 1 the
             batch keeps its size. Removal copies the memory of the solver, so it pays later for a
             solver with a long memory.
+        iterate: The state of a sample that does not converge is T(y) at the point y with the
+            smallest residual ("best") or at the last point ("last"). "best" is right if you need a
+            fixed point. "last" is right for maps that make progress while their residual rises,
+            such as those that reason step by step.
 
     Examples:
         >>> solver = eq.Anderson(tolerance=1e-6, max_iterations=500)
@@ -95,10 +100,12 @@ class Solver(Method, Generic[M]):
     patience: int | None = None
     check_every: int = 1
     drop_share: float = 0.5
+    iterate: Literal["best", "last"] = "best"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_one(patience=self.patience, check_every=self.check_every)
+        check_choice(("best", "last"), iterate=self.iterate)
         check_share(drop_share=self.drop_share)
 
     @abstractmethod
@@ -167,7 +174,7 @@ class Solver(Method, Generic[M]):
             trace: True records the residuals of all iterations, "states" also the states.
 
         Returns:
-            T(y) at the best point y of every sample, with its status and the residual at y.
+            T(y) at the best or last point y of every sample, with its status and the residual at y.
         """
         criterion = self.criterion  # `stop`, or the relative residual with `tolerance`
         if notes := criterion.notes():
@@ -186,7 +193,8 @@ class Solver(Method, Generic[M]):
             # The map computes in half precision; the solver stays in single precision.
             propose = torch.autocast(problem.device_type, enabled=False)(propose)
 
-        rows = track(problem, point, criterion, warm_up)
+        keeps_last = self.iterate == "last"
+        rows = track(problem, point, criterion, warm_up, keeps_last=keeps_last)
         memory = self.begin(point)
         current = problem
         iteration = 1

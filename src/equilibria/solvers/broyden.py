@@ -46,7 +46,7 @@ class Broyden(Solver[InverseJacobian]):
         restart_growth: Restart a sample from B = −I, which is a plain step, when its residual
             exceeds its smallest residual by this factor.
         tolerance, max_iterations, stop, check_minimum: See `Method`.
-        patience, check_every, drop_share: See `Solver`.
+        patience, check_every, drop_share, iterate: See `Solver`.
 
     Examples:
         >>> f, solver = lambda z, x: torch.cos(z) + x, eq.Broyden(rank=5, tolerance=1e-6)

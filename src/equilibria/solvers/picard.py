@@ -25,7 +25,7 @@ class Picard(Solver[Memory]):
     Args:
         damping: Step size in (0, 1]; 1 is the plain iteration.
         tolerance, max_iterations, stop, check_minimum: See `Method`.
-        patience, check_every, drop_share: See `Solver`.
+        patience, check_every, drop_share, iterate: See `Solver`.
 
     Examples:
         >>> f = lambda z, x: z / 2 + x

@@ -38,7 +38,7 @@ class SAM(Picard):
         lipschitz: Lipschitz constant L of ∇R.
         rho, c: Exponents of the schedule; ρ, c > 0 and ρ + 2c < 1.
         max_iterations: Number of iterations K.
-        damping, patience, check_every, drop_share, stop: Not used.
+        damping, patience, check_every, drop_share, iterate, stop: Not used.
         tolerance, check_minimum: See `Method`.
 
     Examples:

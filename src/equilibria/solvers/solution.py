@@ -103,8 +103,9 @@ class Solution:
     """Result of a fixed-point solve.
 
     Per-sample tensors have one entry per sample, or a single entry if the samples of the batch are
-    coupled. The state of an iterative solver is T(y) for the best point y, never a mixture of
-    iterates and never NaN. If the first evaluation was not finite, it is the start.
+    coupled. The state of an iterative solver is T(y) for the best point y (the last one, with
+    `iterate="last"`), never a mixture of iterates and never NaN. If the first evaluation was not
+    finite, it is the start.
 
     Attributes:
         state: State of every sample.
