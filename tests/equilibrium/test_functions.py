@@ -94,6 +94,38 @@ def test_several_inputs_and_a_state_of_another_shape() -> None:
         eq.fixed_point(f, (random_input(), scale))
 
 
+def test_a_state_shape_with_none_follows_the_input() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(4, 3, 3, 3, dtype=torch.float64)
+
+    def f(z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(0.3 * z + nn.functional.conv2d(x, weight, padding=1))
+
+    layer = eq.EquilibriumLayer(FunctionCell(f, (4, None, None)), tolerance=1e-9).eval()
+    for height, width in ((5, 7), (9, 9), (5, 7)):
+        x = torch.randn(2, 3, height, width, dtype=torch.float64)
+        z = layer(x)
+        assert z.shape == (2, 4, height, width)
+        torch.testing.assert_close(f(z, x), z, rtol=0, atol=1e-8)
+
+
+def test_an_input_of_another_size_than_the_state_raises_with_the_remedy() -> None:
+    layer = eq.EquilibriumLayer(FunctionCell(lambda z, x: z / 2 + x.sum(1), (5, 7)))
+    layer(torch.ones(2, 3, 5, 7))
+    with pytest.raises(ValueError, match=r"state_shape=\(5, 7\) fixes this shape; None"):
+        layer(torch.ones(2, 3, 9, 9))
+    follows = eq.EquilibriumLayer(FunctionCell(lambda z, x: z / 2 + x.sum(1), (None, None)))
+    with pytest.raises(ValueError, match=r"as many entries as the shape of an input.*\(3, 9, 9\)"):
+        follows(torch.ones(2, 3, 9, 9))
+
+
+def test_the_remedy_for_a_function_does_not_mention_weights_that_it_does_not_have() -> None:
+    layer = eq.EquilibriumLayer(lambda z, x: 3 * z + x, solver="picard").eval()
+    with pytest.warns(eq.ConvergenceWarning, match="damp the iteration") as caught:
+        layer(torch.ones(1, 2))
+    assert "norm of W" not in str(caught[0].message)
+
+
 def test_tensors_whose_gradient_would_be_lost_raise() -> None:
     W = (0.1 * torch.ones(5, 5, dtype=torch.float64)).requires_grad_()
     with pytest.raises(ValueError, match=r"torch\.nn\.Module"):

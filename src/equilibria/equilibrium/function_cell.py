@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,10 @@ from equilibria.context import Context
 from equilibria.equilibrium.cell import Cell
 
 
+MAX_CHECKED_SHAPES = 1000
+"""Largest number of shapes of inputs that a cell remembers as checked."""
+
+
 class FunctionCell(Cell):
     """Cell z = f(z, x) defined by a module, a method of a module, or a function.
 
@@ -20,12 +25,14 @@ class FunctionCell(Cell):
 
     Args:
         function: f, called with the state and the inputs; returns a tensor of the state's shape.
-        state_shape: Shape of the state of one sample; by default that of the first input.
+        state_shape: Shape of the state of one sample; by default that of the first input. None in
+            it stands for the size of the first input in the same dimension: (32, None, None) has
+            32 channels and the height and width of the images.
 
     Raises:
         TypeError: If `function` is not callable or does not take these arguments.
-        ValueError: On the first solve, if f does not return a tensor of the state's shape, or uses
-            another tensor that requires a gradient, which would be lost.
+        ValueError: On the first solve with inputs of a shape, if f does not return a tensor of the
+            state's shape, or uses another tensor that requires a gradient, which would be lost.
 
     Examples:
         >>> cell = eq.equilibrium.FunctionCell(lambda z, x: z / 2 + x)
@@ -34,7 +41,7 @@ class FunctionCell(Cell):
     """
 
     def __init__(
-        self, function: Callable[..., Tensor], state_shape: Sequence[int] | None = None
+        self, function: Callable[..., Tensor], state_shape: Sequence[int | None] | None = None
     ) -> None:
         super().__init__()
         if not callable(function):
@@ -45,13 +52,20 @@ class FunctionCell(Cell):
         self.module = owner if isinstance(owner, nn.Module) else None
         self.function = None if self.module is not None else function
         self.state_shape = None if state_shape is None else tuple(state_shape)
-        self._is_checked = False
+        self._checked: set[tuple[torch.Size, ...]] = set()
+
+    remedy = (
+        "damp the iteration (solver={'name': 'picard', 'damping': 0.5}) or make f a contraction in "
+        "the state"
+    )
 
     def inject(self, *inputs: Tensor) -> Context:
         context = Context(sample={"x": inputs if len(inputs) > 1 else inputs[0]})
-        if not self._is_checked:
+        shapes = tuple(x.shape[1:] for x in inputs)
+        if shapes not in self._checked:
             self._check(*inputs)
-            self._is_checked = True
+            if len(self._checked) < MAX_CHECKED_SHAPES:
+                self._checked.add(shapes)
         return context
 
     def initial_state(self, *inputs_and_context: Any) -> Tensor:
@@ -65,7 +79,17 @@ class FunctionCell(Cell):
         return "" if self.function is None else getattr(self.function, "__name__", "f")
 
     def _shape(self, x: Tensor) -> tuple[int, ...]:
-        return tuple(x.shape) if self.state_shape is None else (len(x), *self.state_shape)
+        own = tuple(x.shape[1:])
+        if self.state_shape is None:
+            return (len(x), *own)
+        if None in self.state_shape and len(self.state_shape) != len(own):
+            raise ValueError(
+                f"state_shape={self.state_shape} follows the input, so it must have as many "
+                f"entries as the shape of an input without the batch, {own}; replace None by "
+                "numbers"
+            )
+        sizes = itertools.zip_longest(self.state_shape, own[: len(self.state_shape)])
+        return (len(x), *(size if given is None else given for given, size in sizes))
 
     def _call(self, *arguments: Tensor) -> Tensor:
         if self.function is not None:
@@ -75,27 +99,32 @@ class FunctionCell(Cell):
 
     def _check(self, *inputs: Tensor) -> None:
         """Evaluate f once, to raise errors before a solve begins."""
+        shape = self._shape(inputs[0])
         remedy = (
             "pass the shape of the state of one sample: "
             "eq.EquilibriumLayer(eq.equilibrium.FunctionCell(f, state_shape=(...)))"
         )
+        described = f"the input's shape {shape}"
+        if self.state_shape is not None:
+            described = f"shape {shape}, for an input of shape {tuple(inputs[0].shape)}"
+            remedy = (
+                f"state_shape={self.state_shape} fixes this shape; None in it follows the input, "
+                "for example (32, None, None) for images of any size"
+            )
         with torch.enable_grad():
             try:
                 image = self._call(self.initial_state(*inputs), *(x.detach() for x in inputs))
             except TypeError as error:
                 raise TypeError(f"f must take the state and the inputs: {error}") from error
             except RuntimeError as error:
-                if self.state_shape is not None:
-                    raise
-                shape = self._shape(inputs[0])
                 raise ValueError(
-                    f"f failed at a state of the input's shape {shape}: {error}; {remedy}"
+                    f"f failed at a state of {described}: {error}; {remedy}"
                 ) from error
-        if not isinstance(image, Tensor) or image.shape != self._shape(inputs[0]):
+        if not isinstance(image, Tensor) or image.shape != shape:
             result = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
             raise ValueError(
-                f"f maps a state of shape {self._shape(inputs[0])} to {result}; return a tensor of "
-                f"the state's shape, or {remedy}"
+                f"f maps a state of shape {shape} to {result}; return a tensor of the state's "
+                f"shape, or {remedy}"
             )
         parameters = {id(parameter) for parameter in self.parameters()}
         if any(id(leaf) not in parameters for leaf in _leaves(image)):

@@ -40,6 +40,11 @@ TOO_SMALL = (
     "(model.double())"
 )
 
+USUAL_REMEDY = (
+    "bound the norm of W (norm='bound' for operators of this package), or damp the iteration "
+    "(solver={'name': 'picard', 'damping': 0.5})"
+)
+"""Advice for a map that is not known to be a contraction."""
 
 USABLE_TOLERANCES = 10
 """Largest residual of a usable state, in units of the tolerance."""
@@ -319,13 +324,13 @@ def describe(
             "not tested for a minimum (set check_minimum=True to test)"
         )
     if status is Status.OUT_OF_ITERATIONS:
-        usual = "raise max_iterations or the tolerance, or bound the norm of W (norm='bound')"
-        remedy = (
-            "the tolerance is below the precision of the data type: raise it, or compute in a "
-            "wider type (model.double())"
-            if tolerance < 10 * epsilon
-            else remedy or usual
-        )
+        if tolerance < 10 * epsilon:
+            remedy = (
+                "the tolerance is below the precision of the data type: raise it, or compute in a "
+                "wider type (model.double())"
+            )
+        elif "max_iterations" not in remedy:
+            remedy = f"raise max_iterations or the tolerance, or {remedy or USUAL_REMEDY}"
         return (
             f"out of iterations: relative residual {residual:.1e} after {iterations} iterations, "
             f"tolerance {tolerance:.1e}; {remedy}"
@@ -341,7 +346,7 @@ def describe(
             f"stalled after {iterations} iterations: the objective has stopped falling at a "
             f"relative residual of {residual:.1e}, tolerance {tolerance:.1e}; {remedy}"
         )
-    remedy = remedy or "bound the norm of W (norm='bound') or damp the iteration"
+    remedy = remedy or USUAL_REMEDY
     return (
         f"diverged after {iterations} iterations: the input contains NaN or Inf, or the map is "
         f"not contractive; check the input, and {remedy}"

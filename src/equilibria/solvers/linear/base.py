@@ -70,8 +70,9 @@ class LinearSolution:
             f"the backward solve ({self.method}) of {failed} of {total} samples did not converge, "
             f"so their gradients are inexact: the worst relative residual is "
             f"{float(self.residual[worst]):.1e}, tolerance {self.tolerance:.1e}. Raise "
-            "max_iterations or the tolerance of the gradient rule, or bound the norm of W "
-            "(norm='bound')"
+            "max_iterations or the tolerance of the gradient rule, bound the norm of W "
+            "(norm='bound' for operators of this package), or use a rule without a backward solve "
+            "(gradient='phantom')"
         )
 
 
