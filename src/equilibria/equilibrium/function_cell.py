@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from equilibria.context import Context
 from equilibria.equilibrium.cell import Cell
 
-
 MAX_CHECKED_SHAPES = 1000
 """Largest number of shapes of inputs that a cell remembers as checked."""
 
