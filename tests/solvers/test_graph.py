@@ -42,6 +42,23 @@ def test_all_rows_converge_to_the_fixed_point(seed: int, norm: float, memory: in
     assert bool(((image - result.state).norm(dim=1) <= bound * (1 + norm)).all())
 
 
+def test_states_of_several_tensors_take_the_plain_steps_of_their_concatenation() -> None:
+    evaluate, x = map_of(2, 0.9)
+
+    def step(state: tuple[Tensor, ...], constants: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        a, b = state
+        image = evaluate(torch.cat([a.flatten(1), b], dim=1), constants)
+        return image[:, :8].reshape(a.shape), image[:, 8:]
+
+    iteration = GraphIteration(tolerance=1e-8, max_iterations=500)
+    whole = iteration.solve(evaluate, torch.zeros_like(x), (x,), run_loop)
+    start = x.new_zeros(len(x), 2, 2, 2), x.new_zeros(len(x), 4)
+    (a, b), absolute, iterations = iteration.iterate(step, start, (x,), run_loop)
+    torch.testing.assert_close(torch.cat([a.flatten(1), b], dim=1), whole.state)
+    torch.testing.assert_close(absolute, whole.absolute)
+    assert iterations.tolist() == whole.iterations.tolist()
+
+
 def test_rows_do_not_depend_on_the_rest_of_the_batch() -> None:
     evaluate, x = map_of(0, 0.9)
     iteration = GraphIteration(tolerance=1e-8, max_iterations=100, memory=4, plain_first=False)

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from equilibria.compiled.fixed_weights import FixedWeightsError, fix_scales, fix_weights
 from equilibria.compiled.forward import graph_iteration
+from equilibria.compiled.lifted import lifted_step
 from equilibria.compiled.store import (
     Graph,
     GraphStore,
@@ -21,7 +22,7 @@ from equilibria.compiled.store import (
 )
 from equilibria.compiled.tracing import NotInOneGraph, trace
 from equilibria.context import Context, State
-from equilibria.context.state import map_state
+from equilibria.context.state import map_state, state_tensors, unflatten_state
 from equilibria.context.twin import twin
 from equilibria.equilibrium import EquilibriumLayer, capabilities
 from equilibria.equilibrium.formats import usable
@@ -67,37 +68,18 @@ class GraphLayer(nn.Module):
         iteration = graph_iteration(layer.solving.solver, problem, GraphStore())
         if isinstance(iteration, str):
             raise NotInOneGraph
-        held = Parts(cell).tensors()
-        constants, places = _distinct([*context.tensors(), *held])
-        count, packing = len(context.tensors()), problem.packing
-        skeleton = context.skeleton()
+        packing = problem.packing
+        step, constants = lifted_step(cell, context, start)
 
         def evaluate(flat: Tensor, given: Sequence[Tensor]) -> Tensor:
-            tensors = [given[place] for place in places]
-            moved = dict(zip(map(id, held), tensors[count:], strict=True))
-            step = twin(cell, lambda tensor: moved.get(id(tensor), tensor)).step
-            return packing.pack(step(packing.unpack(flat), skeleton.replace(tensors[:count])))
+            image = step(state_tensors(packing.unpack(flat)), given)
+            return packing.pack(unflatten_state(start, image))
 
         result = iteration.solve(evaluate, packing.pack(start), constants, traced_loop)
         self.counts = tuple(result[1:])
         self.epsilon = problem.epsilon
         output: Tensor = cell.output(packing.unpack(result.state), context)
         return output
-
-
-def _distinct(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[int]]:
-    """Return tensors that share no memory, and the place of each given tensor among them."""
-    distinct: list[Tensor] = []
-    places: dict[int, int] = {}
-    memory: set[int] = set()
-    for tensor in tensors:
-        if id(tensor) in places:
-            continue
-        places[id(tensor)] = len(distinct)
-        storage = tensor.untyped_storage()._cdata
-        distinct.append(tensor.clone() if storage in memory else tensor)
-        memory.add(storage)
-    return tuple(distinct), [places[id(tensor)] for tensor in tensors]
 
 
 @dataclass(frozen=True)

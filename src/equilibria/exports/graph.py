@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.compiled.fixed_weights import FixedWeightsError, fix_scales, fix_weights
+from equilibria.compiled.lifted import lifted_step
 from equilibria.context import Context, State
 from equilibria.context.context import is_exporting
 from equilibria.context.state import map_state, state_tensors, unflatten_state
@@ -16,9 +17,7 @@ from equilibria.equilibrium import Cell, EquilibriumLayer, capabilities
 from equilibria.models import EquilibriumModel
 from equilibria.operators.norm_control import KernelOperator
 from equilibria.registry import check_at_least_one, check_tolerances
-
-MIN_NORM = 1e-30
-"""Lower limit of ‖T(y)‖ in the stopping rule."""
+from equilibria.solvers.graph import GraphIteration, row_norms, run_loop, traced_loop
 
 
 class ExportError(ValueError):
@@ -71,46 +70,14 @@ class LoopLayer(nn.Module):
         return self.cell.output(state, context)
 
     def _loop(self, initial: State, context: Context) -> State:
-        from torch._higher_order_ops.while_loop import while_loop
-
-        like = state_tensors(initial)[0]
-        limit, tolerance = self.loop.max_iterations, self.loop.tolerance
-
-        def condition(count: Tensor, is_running: Tensor, *_: Tensor) -> Tensor:
-            return is_running.any() & (count < limit)
-
-        def body(
-            count: Tensor, is_running: Tensor, residual: Tensor, iterations: Tensor, *state: Tensor
-        ) -> tuple[Tensor, ...]:
-            previous = unflatten_state(initial, state)
-            image = self.cell.step(previous, context)
-            change = _norm(map_state(torch.sub, image, previous))
-            is_close = change <= tolerance * _norm(image).clamp_min(MIN_NORM)
-            updated = map_state(
-                lambda new, old: torch.where(_rows(is_running, new), new, old), image, previous
-            )
-            return (
-                count + 1,
-                is_running & ~is_close,
-                torch.where(is_running, change, residual),
-                iterations + is_running,
-                *(tensor.contiguous() for tensor in state_tensors(updated)),
-            )
-
-        samples = like.flatten(1)[:, 0]
-        variables: tuple[Tensor, ...] = (
-            torch.zeros((), dtype=torch.int64),
-            torch.ones_like(samples, dtype=torch.bool),
-            torch.full_like(samples, torch.inf),
-            torch.zeros_like(samples, dtype=torch.int64),
-            *(tensor.clone().contiguous() for tensor in state_tensors(initial)),
+        step, constants = lifted_step(self.cell, context, initial)
+        iteration = GraphIteration(self.loop.tolerance, self.loop.max_iterations)
+        state, self.residual, self.iterations = iteration.iterate(
+            step,
+            state_tensors(initial),
+            constants,
+            traced_loop if is_exporting() else run_loop,
         )
-        if is_exporting():
-            variables = while_loop(condition, body, variables)  # type: ignore[no-untyped-call]
-        else:
-            while bool(condition(*variables)):
-                variables = body(*variables)
-        _, _, self.residual, self.iterations, *state = variables
         return unflatten_state(initial, state)
 
     def _unrolled(self, state: State, context: Context) -> State:
@@ -118,19 +85,10 @@ class LoopLayer(nn.Module):
         previous = state
         for _ in range(self.loop.unrolled):
             previous, state = state, self.cell.step(state, context)
-        self.residual = _norm(map_state(torch.sub, state, previous))
+        changes = map_state(torch.sub, state, previous)
+        self.residual = row_norms(state_tensors(changes))
         self.iterations = torch.full_like(self.residual, self.loop.unrolled, dtype=torch.int64)
         return state
-
-
-def _norm(state: State) -> Tensor:
-    """Return the norm of each sample."""
-    squares = [tensor.flatten(1).square().sum(dim=1) for tensor in state_tensors(state)]
-    return torch.stack(squares).sum(dim=0).sqrt()
-
-
-def _rows(flags: Tensor, like: Tensor) -> Tensor:
-    return flags.reshape(-1, *[1] * (like.dim() - 1))
 
 
 class ModelGraph(nn.Module):

@@ -31,8 +31,6 @@ def exported_program(graph: ModelGraph, probe: Tensor, *, any_size: bool) -> Any
     with warnings.catch_warnings(), torch.no_grad():
         # PyTorch warns about its internal deprecations and about unchanged buffers.
         warnings.simplefilter("ignore")
-        # Loops compiled earlier would fix the sizes of this one.
-        torch.compiler.reset()
         return torch.export.export(
             graph, (probe,), dynamic_shapes={"images": dimensions}, strict=False
         )

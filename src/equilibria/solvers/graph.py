@@ -8,13 +8,14 @@ rows, masks freeze the rows that have finished, and a loop ends when no row is r
 3. `conjugate_gradients` solves the symmetric linear systems of backward passes.
 
 Each takes the function that runs a loop. `run_loop` is a Python loop; `traced_loop` records one
-operator of the graph, for compilers.
+operator of the graph, for compilers and for exported programs.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -30,9 +31,14 @@ the relative residual of a diverging map is small, too."""
 SMALLEST_NORM = 1e-12
 """Rows with a smaller norm of T(y) count as failed, because float32 squares underflow near it."""
 
+SMALLEST_SCALE = 1e-30
+"""Smallest norm of T(y) that residuals are relative to if failures are not detected."""
+
 Variables = tuple[Tensor, ...]
 Map = Callable[[Tensor, Sequence[Tensor]], Tensor]
 """A map of a point, shape (rows, size), and of constants of the loop."""
+StateMap = Callable[[Variables, Sequence[Tensor]], Variables]
+"""A map of the tensors of a state, each with the rows first, and of constants of the loop."""
 
 
 class Loop(Protocol):
@@ -105,6 +111,8 @@ class GraphIteration:
         damping: Anderson's damping; above 1 it extrapolates.
         ridge: Regularization of Anderson's system, relative to the squared norm of each residual.
         cap: Largest 1-norm of Anderson's coefficients; a plain step replaces larger ones.
+        detects_failures: Whether rows that are not finite, grow or are too small stop as failed.
+            Otherwise, every row runs until it reaches the tolerance.
     """
 
     tolerance: float
@@ -114,6 +122,7 @@ class GraphIteration:
     damping: float = 1.0
     ridge: float = 1e-8
     cap: float = 1e3
+    detects_failures: bool = True
 
     def solve(
         self,
@@ -132,44 +141,93 @@ class GraphIteration:
             loop: Runs the loops.
             scale: Norm of each row that residuals are relative to; by default that of T(y).
         """
-        rows = start.shape[0]
-        number = start.new_zeros(rows)
-        progress: Variables = (
-            torch.zeros((), dtype=torch.int64, device=start.device),
-            torch.ones_like(number, dtype=torch.bool),
-            torch.zeros_like(number, dtype=torch.bool),
-            torch.full_like(number, torch.inf),
-            torch.full_like(number, torch.inf),
-            torch.zeros_like(number, dtype=torch.int64),
-            torch.zeros_like(number),
-        )
+        progress = _initial_progress(self, start)
         scales = () if scale is None else (scale,)
         point = start
         if self.plain_first or self.memory == 1:
-            progress, point = plain_steps(self, evaluate, progress, point, constants, scales, loop)
+
+            def step(points: Variables, constants: Sequence[Tensor]) -> Variables:
+                return (evaluate(points[0], constants),)
+
+            progress, (point,) = plain_steps(
+                self, step, progress, (point,), constants, scales, loop
+            )
         if self.memory > 1:
             progress, point = mixed_steps(self, evaluate, progress, point, constants, scales, loop)
-        _, _, converged, residual, absolute, iterations, _ = progress
+        _, _, absolute, iterations, converged, residual, _ = progress
         return GraphResult(point, converged, residual, absolute, iterations)
 
+    def iterate(
+        self, evaluate: StateMap, start: Variables, constants: Variables, loop: Loop
+    ) -> tuple[Variables, Tensor, Tensor]:
+        """Take plain steps on a state of any shape until all rows have reached the tolerance.
 
-PROGRESS = 7
-"""Number of variables that `_observed` updates: the count of iterations, which rows are running and
-which have converged, relative and absolute residuals, the iterations of each row, and its largest
-norm in the first iterations."""
+        Args:
+            evaluate: The map T, called with the tensors of a state and the constants.
+            start: Tensors of the first state, each with the rows first.
+            constants: Tensors that the map reads.
+            loop: Runs the loop.
+
+        Returns:
+            The tensors of the state T(y), ‖T(y) − y‖ of each row, and its iterations.
+        """
+        settings = replace(self, memory=1, detects_failures=False)
+        progress = _initial_progress(settings, start[0])
+        progress, state = plain_steps(settings, evaluate, progress, start, constants, (), loop)
+        return state, progress[2], progress[3]
+
+
+def _initial_progress(settings: GraphIteration, start: Tensor) -> Variables:
+    """Return the variables that `_observed` updates in every iteration.
+
+    They are the number of iterations, and for each row whether it is running, ‖T(y) − y‖ and its
+    own number of iterations. If failures are detected, also for each row whether it has converged,
+    its relative residual, and its largest norm in the first iterations.
+    """
+    number = start.flatten(1)[:, 0]
+    progress = (
+        torch.zeros((), dtype=torch.int64, device=start.device),
+        torch.ones_like(number, dtype=torch.bool),
+        torch.full_like(number, torch.inf),
+        torch.zeros_like(number, dtype=torch.int64),
+    )
+    if not settings.detects_failures:
+        return progress
+    return (
+        *progress,
+        torch.zeros_like(number, dtype=torch.bool),
+        torch.full_like(number, torch.inf),
+        torch.zeros_like(number),
+    )
+
+
+def row_norms(tensors: Variables) -> Tensor:
+    """Return the norm of each row of a state."""
+    # ONNX Runtime takes half as much time again for the operator of `vector_norm`.
+    squares = [t.flatten(1).square().sum(dim=1) for t in tensors]
+    return functools.reduce(torch.add, squares).sqrt()
+
+
+def _per_row(flags: Tensor, like: Tensor) -> Tensor:
+    """Return flags of rows in a shape that broadcasts with a tensor of a state."""
+    return flags.reshape(-1, *[1] * (like.dim() - 1))
 
 
 def _observed(
     settings: GraphIteration,
     progress: Variables,
-    image: Tensor,
-    change: Tensor,
+    images: Variables,
+    changes: Variables,
     scales: Variables,
 ) -> Variables:
     """Return the progress after one iteration."""
-    count, running, converged, residual, absolute, iterations, first_size = progress
-    change_norm = torch.linalg.vector_norm(change, dim=1)
-    size = torch.linalg.vector_norm(image, dim=1)
+    count, running, absolute, iterations, *others = progress
+    change_norm, size = row_norms(changes), row_norms(images)
+    absolute = torch.where(running, change_norm, absolute)
+    if not others:
+        reached = change_norm <= settings.tolerance * size.clamp_min(SMALLEST_SCALE)
+        return count + 1, running & ~reached, absolute, iterations + running
+    converged, residual, first_size = others
     relative = change_norm / (scales[0] if scales else size)
     exact = change_norm == 0
     first_size = torch.where(count < 3, torch.maximum(first_size, size), first_size)
@@ -182,10 +240,10 @@ def _observed(
     return (
         count + 1,
         running & ~reached & sound,
+        absolute,
+        iterations + running,
         converged | reached,
         torch.where(running, relative, residual),
-        torch.where(running, change_norm, absolute),
-        iterations + running,
         first_size,
     )
 
@@ -198,45 +256,49 @@ def _goes_on(settings: GraphIteration, progress: Variables) -> Tensor:
 
 def plain_steps(
     settings: GraphIteration,
-    evaluate: Map,
+    evaluate: StateMap,
     progress: Variables,
-    point: Tensor,
+    state: Variables,
     constants: Variables,
     scales: Variables,
     loop: Loop,
-) -> tuple[Variables, Tensor]:
+) -> tuple[Variables, Variables]:
     """Iterate y ← T(y) until all rows have finished, or until it converges too slowly.
 
     If `settings.memory` is 1, slow rows continue to the limit of iterations.
     """
     may_leave = settings.memory > 1
-    size = len(scales)
+    size, facts = len(scales), len(progress)
+    begin, end = facts + may_leave, facts + may_leave + len(state)
 
     def condition(*variables: Tensor) -> Tensor:
         goes_on = _goes_on(settings, variables)
-        return goes_on & variables[PROGRESS] if may_leave else goes_on
+        return goes_on & variables[facts] if may_leave else goes_on
 
     def body(*variables: Tensor) -> Variables:
-        before = variables[:PROGRESS]
-        *_, point = variables[PROGRESS : PROGRESS + 1 + may_leave]
-        rest = variables[PROGRESS + 1 + may_leave :]
+        before, points, rest = variables[:facts], variables[begin:end], variables[end:]
         scales, constants = rest[:size], rest[size:]
-        image = evaluate(point, constants)
-        after = _observed(settings, before, image, image - point, scales)
-        following = torch.where(before[1][:, None], image, point)
+        images = evaluate(points, constants)
+        changes = tuple(image - y for image, y in zip(images, points, strict=True))
+        after = _observed(settings, before, images, changes, scales)
+        following = tuple(
+            torch.where(_per_row(before[1], y), image, y).contiguous()
+            for image, y in zip(images, points, strict=True)
+        )
         if not may_leave:
-            return *after, following
-        return *after, _is_fast(settings, before, after), following
+            return *after, *following
+        return *after, _is_fast(settings, before, after), *following
 
-    speed = (torch.ones((), dtype=torch.bool, device=point.device),) if may_leave else ()
-    variables = loop(condition, body, (*progress, *speed, point.clone()), (*scales, *constants))
-    return variables[:PROGRESS], variables[-1]
+    speed = (torch.ones_like(progress[1]).all(),) if may_leave else ()
+    first = tuple(tensor.clone() for tensor in state)
+    variables = loop(condition, body, (*progress, *speed, *first), (*scales, *constants))
+    return variables[:facts], variables[begin:]
 
 
 def _is_fast(settings: GraphIteration, before: Variables, after: Variables) -> Tensor:
     """Return whether plain steps are expected to finish every row soon enough."""
     count, running = after[:2]
-    residual, previous = after[3], before[3]
+    residual, previous = after[5], before[5]
     rate = (residual / previous).clamp(min=1e-6, max=1 - 1e-6)
     ahead = torch.log(settings.tolerance / residual) / torch.log(rate)
     is_soon = count + ahead <= MAX_PLAIN_STEPS
@@ -255,20 +317,20 @@ def mixed_steps(
 ) -> tuple[Variables, Tensor]:
     """Iterate with Anderson acceleration of type II (see `solvers.Anderson`)."""
     rows, width = point.shape
-    memory, size = settings.memory, len(scales)
+    memory, size, facts = settings.memory, len(scales), len(progress)
     begin = progress[0]
 
     def condition(*variables: Tensor) -> Tensor:
         return _goes_on(settings, variables)
 
     def body(*variables: Tensor) -> Variables:
-        before = variables[:PROGRESS]
-        written, point, goals, residuals, gram = variables[PROGRESS : PROGRESS + 5]
-        rest = variables[PROGRESS + 5 :]
+        before = variables[:facts]
+        written, point, goals, residuals, gram = variables[facts : facts + 5]
+        rest = variables[facts + 5 :]
         scales, constants = rest[:size], rest[size:]
         image = evaluate(point, constants)
         change = image - point
-        after = _observed(settings, before, image, change, scales)
+        after = _observed(settings, before, (image,), (change,), scales)
         slot = torch.arange(memory, device=point.device) == written % memory
         goal = image if settings.damping == 1 else image + (settings.damping - 1) * change
         goals = torch.where(slot[None, :, None], goal[:, None], goals)
@@ -291,7 +353,7 @@ def mixed_steps(
         empty.expand(rows, memory, memory).clone(),
     )
     variables = loop(condition, body, (*progress, *history), (*scales, *constants))
-    return variables[:PROGRESS], variables[PROGRESS + 1]
+    return variables[:facts], variables[facts + 1]
 
 
 def _updated_gram(
