@@ -117,3 +117,18 @@ def test_omniglot(real_data: Path) -> None:
     assert not set(train.tolist()) & set(test.tolist())
     images, _ = data.train.fetch(torch.arange(100))
     assert 0.8 < float(images.mean()) < 1
+
+
+def test_berkeley_photographs(real_data: Path) -> None:
+    data, published = load(real_data, "bsd400"), load(real_data, "bsd68", gray=True)
+    assert (len(data.train), len(data.test), data.image_shape) == (368, 32, (3, 321, 481))
+    assert (len(published.train), len(published.test)) == (0, 68)
+    assert published.image_shape == (1, 321, 481)
+    # No test photograph is among the training photographs: corners of 9×9 pixels all differ.
+    training = load(real_data, "bsd400", gray=True)
+    corners = {
+        bytes(images[0, :9, :9].mul(255).byte().flatten().tolist())
+        for source in (training.train, training.test, published.test)
+        for images, _ in (source.fetch(torch.tensor([i])) for i in range(len(source)))
+    }
+    assert len(corners) == 468

@@ -24,6 +24,8 @@ from equilibria.registry import Registry
 from tests.data.formats import write_cifar10
 
 NAMES = [
+    "bsd400",
+    "bsd68",
     "camvid",
     "celeba",
     "cifar10",

@@ -22,6 +22,7 @@ from equilibria.data import (
     load_dataset,
 )
 from equilibria.data.sets.arrays import CORRUPTIONS
+from equilibria.data.sets.folders import load_photographs
 from tests.data.formats import (
     cifar_batch,
     idx_bytes,
@@ -344,6 +345,40 @@ def test_camvid_is_loaded(tmp_path: Path) -> None:
     assert torch.isclose(loss, torch.tensor(11.0).log())
     assert load_dataset("camvid", tmp_path, size=(4, 5)).image_shape == (3, 4, 5)
     assert len(load_dataset("camvid", tmp_path, train_samples=2).train) == 2
+
+
+def write_photographs(folder: Path, count: int) -> list[np.ndarray]:
+    """Write photographs, every second one in portrait format; return their landscape versions."""
+    pictures = [random_bytes(5, 7, 3, seed=number) for number in range(count)]
+    for number, picture in enumerate(pictures):
+        turned = picture.transpose(1, 0, 2) if number % 2 else picture
+        write_image(folder / f"{number:02}.png", np.ascontiguousarray(turned))
+    return pictures
+
+
+def test_photographs_of_both_orientations_are_loaded(tmp_path: Path) -> None:
+    pictures = write_photographs(tmp_path / "train", 10)
+    about = {"name": "few", "class_names": (), "kind": "unlabelled"}
+    data = load_photographs(tmp_path, part="train", count=10, held_out=3, about=about)
+    kept = [*everything(data.train)[0], *everything(data.test)[0]]
+    assert (len(data.train), len(data.test)) == (7, 3)
+    assert data.validation is data.test
+    expected = [torch.from_numpy(p).permute(2, 0, 1) for p in pictures]
+    places = [next(i for i, e in enumerate(expected) if e.equal((x * 255).byte())) for x in kept]
+    assert sorted(places) == list(range(10))
+    assert places[7:] == [3, 6, 9]  # evenly spread
+    gray = load_photographs(tmp_path, gray=True, part="train", count=10, about=about)
+    assert (len(gray.train), len(gray.test), gray.image_shape) == (0, 10, (1, 5, 7))
+
+
+def test_the_error_names_what_is_wrong_with_photographs(tmp_path: Path) -> None:
+    write_photographs(tmp_path / "bsd68", 3)
+    with pytest.raises(DataFileError, match="has 3 photographs, expected 68"):
+        load_dataset("bsd68", tmp_path)
+    write_image(tmp_path / "bsd68" / "x.png", random_bytes(9, 9, 3))
+    about = {"name": "few", "class_names": (), "kind": "unlabelled"}
+    with pytest.raises(DataFileError, match=r"x\.png: has shape \(3, 9, 9\)"):
+        load_photographs(tmp_path, part="bsd68", count=4, about=about)
 
 
 def test_the_error_names_a_missing_label_map(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Data sets of image files: ImageNet and its subsets, unlabelled faces, segmented street scenes.
+"""Data sets of image files: ImageNet and subsets, faces, photographs, segmented street scenes.
 
 The argument `about` has the fields of `DataSet` that the files do not contain, from the catalog.
 """
@@ -14,8 +14,9 @@ import torch
 
 from equilibria.data.file_sources import READING_THREADS, ImageFiles, SegmentedFiles
 from equilibria.data.finding import is_image, list_folders, list_images
+from equilibria.data.image_files import read_image
 from equilibria.data.readers import DataFileError, MissingDataError, incomplete, read_lines
-from equilibria.data.source import DataSet
+from equilibria.data.source import DataSet, Split
 from equilibria.images import Framing
 
 CELEBA_PARTS = {"0": "train", "1": "validation", "2": "test"}
@@ -126,6 +127,49 @@ def load_ffhq(
             images, f"has {train} images below number {FFHQ_TRAINING} and {test} from there on"
         )
     return _unlabelled(parts, size, threads, about)
+
+
+def load_photographs(
+    folder: Path,
+    *,
+    gray: bool = False,
+    part: str,
+    count: int,
+    held_out: int | None = None,
+    about: dict[str, Any],
+) -> DataSet:
+    """Load photographs of two orientations; those in portrait format are transposed.
+
+    Args:
+        folder: Folder of the data set.
+        gray: Whether to convert to one channel, as Pillow does.
+        part: Folder of the photographs in `folder`.
+        count: Expected number of photographs.
+        held_out: Number of photographs, evenly spread in the order of their names, that are held
+            out for choices, as validation and test part. None makes all photographs test images.
+        about: Fields of `DataSet` that the files do not contain, such as its name.
+    """
+    paths = list_images(folder / part)
+    if len(paths) != count:
+        raise incomplete(folder / part, f"has {len(paths)} photographs, expected {count}")
+    images = [read_image(path, is_gray=gray) for path in paths]
+    landscape = [image.mT if image.shape[1] > image.shape[2] else image for image in images]
+    for path, image in zip(paths, landscape, strict=True):
+        if image.shape != landscape[0].shape:
+            raise DataFileError(
+                path,
+                f"has shape {tuple(image.shape)}, but {paths[0]} has {tuple(landscape[0].shape)}",
+                "replace it with the original file",
+            )
+    stacked = torch.stack(landscape)
+    every = Split(stacked, torch.zeros(count, dtype=torch.long))
+    places = torch.arange(count)
+    if held_out is None:
+        return DataSet(train=every.subset(places[:0]), test=every, **about)
+    is_held_out = (places + 1) * held_out // count > places * held_out // count
+    chosen_on = every.subset(places[is_held_out])
+    train = every.subset(places[~is_held_out])
+    return DataSet(train=train, validation=chosen_on, test=chosen_on, **about)
 
 
 def _unlabelled(

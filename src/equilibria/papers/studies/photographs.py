@@ -4,17 +4,22 @@
     equilibria reproduce photographs tasks=[denoise-25] networks.DnCNN=runs/dncnn
     equilibria reproduce photographs pictures=chosen-on tasks=[inpaint] levels=[0.04,0.08]
     equilibria reproduce photographs variation=true pictures=chosen-on
+    equilibria reproduce photographs pictures=bsd68 tasks=[denoise-25] draws=1
+    equilibria reproduce photographs pictures=held-out tasks=[denoise-25] prior=runs/photo-prior
     equilibria reproduce photographs summarize=true   # table of earlier measurements
 
 Measurements are appended to OUTPUT/runs/photographs.jsonl; the table is built from that file.
 
 The test pictures are samples of scikit-image and test images of CamVid. They were used neither for
 training nor for the choice of settings. Settings are chosen on the two samples of scikit-learn and
-on validation images of CamVid. Needs the packages scikit-image and bm3d (extra "bench").
+on validation images of CamVid. `pictures=bsd68` measures on the published test set, whole and in
+gray, beside published results; `pictures=held-out` on the photographs of BSD400 that no prior was
+trained on, in the same way. Needs the package scikit-image, and for BM3D bm3d (extra "bench").
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -23,18 +28,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import equilibria as eq
+from equilibria.data import load_dataset
 from equilibria.data.image_files import as_pixels
+from equilibria.data.source import evenly_spread
 from equilibria.models import photo_prior
+from equilibria.models.restorers.photo import PhotoDenoiser
 from equilibria.papers.runner import RUNS
 from equilibria.papers.studies.study import Study, StudyOutcome, Work
-from equilibria.registry import check_choice
+from equilibria.registry import check_at_least_one, check_choice
 from equilibria.restoration import (
     Damage,
     Deblurring,
@@ -47,6 +55,7 @@ from equilibria.restoration import (
     answer_in_tiles,
 )
 from equilibria.restoration.photo import PRIOR_LEVEL
+from equilibria.restoration.proof import RestoredPhotos
 from equilibria.restoration.total_variation import least_variation
 from equilibria.tasks.image_quality import picture_psnr
 
@@ -66,8 +75,19 @@ TASKS: dict[str, Damage] = {
     "superres": SuperResolution(2, 1 / 255),
     "demosaic": Demosaicing(1 / 255),
 }
+DENOISING = [task for task in TASKS if task.startswith("denoise")]
 OURS = "photo prior"
-RestoreFunction = Callable[[RestorationProblem, Tensor], Tensor]
+PictureSet = Literal["test", "chosen-on", "held-out", "bsd68"]
+BERKELEY = ("held-out", "bsd68")
+"""Sets of pictures that are measured whole and in gray."""
+PUBLISHED: dict[str, tuple[float | None, float | None, float | None]] = {
+    "BM3D (Dabov et al., 2007)": (31.07, 28.57, 25.62),
+    "WCRR-NN (Goujon et al., 2023)": (31.21, 28.68, None),
+    "DnCNN-S (Zhang et al., 2017), no objective": (31.73, 29.23, 26.23),
+    "DRUNet (Zhang et al., 2021), no objective": (31.91, 29.48, 26.59),
+}
+"""Published PSNR on all of BSD68 for noise of 15, 25 and 50 gray levels."""
+RestoreFunction = Callable[[RestorationProblem, Tensor], Tensor | RestoredPhotos]
 
 
 @dataclass(frozen=True)
@@ -83,8 +103,24 @@ class RestorationMethod:
     parameters: int | None = None
 
 
-def photographs(side: int, gray: bool, which: str = "test") -> Iterator[tuple[str, Tensor]]:
-    """Yield the center of each photograph, (1, channels, side, side)."""
+def photographs(
+    side: int, gray: bool, which: PictureSet = "test", count: int | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the center of each photograph, (1, channels, side, side), or whole photographs.
+
+    Args:
+        side: Height and width of the center.
+        gray: Whether to convert to one channel.
+        which: Set of pictures; those of `BERKELEY` are whole, and must be gray.
+        count: Number of evenly spread pictures of `BERKELEY`; by default all.
+    """
+    if which in BERKELEY:
+        if not gray:
+            raise ValueError(f"pictures={which} are gray: leave out the task demosaic")
+        data = load_dataset("bsd68" if which == "bsd68" else "bsd400", gray=True)
+        for place in evenly_spread(data.test, count or len(data.test)).tolist():
+            yield f"{which}/{place}", data.test.fetch(torch.tensor([place]))[0]
+        return
     for name, picture in _pictures(which).items():
         pixels = as_pixels(torch.from_numpy(np.array(picture)))
         image = pixels[None].expand(3, -1, -1) if pixels.dim() == 2 else pixels.permute(2, 0, 1)
@@ -117,15 +153,22 @@ def _pictures(which: str) -> dict[str, Any]:
 
 
 def methods(
-    task: str, networks: Mapping[str, Path], levels: Sequence[float]
+    task: str, networks: Mapping[str, Path], levels: Sequence[float], run: Path | None = None
 ) -> dict[str, RestorationMethod]:
-    """Return the methods that are compared on a task, by name."""
-    prior = photo_prior()
+    """Return the methods that are compared on a task, by name.
+
+    Args:
+        task: Key of `TASKS`.
+        networks: Folders of runs of trained denoisers, by name.
+        levels: Levels of the prior to compare instead of other methods.
+        run: Folder of the run of a prior in place of the shipped one.
+    """
+    prior = photo_prior() if run is None else cast(PhotoDenoiser, eq.load(run)).prior
     parameters = sum(p.numel() for p in prior.parameters())
 
     def ours(level: float) -> RestoreFunction:
         restorer = PhotoRestorer(prior, strength=1.0, level=level)
-        return lambda problem, clean: restorer.restore(problem).images
+        return lambda problem, clean: restorer.restore(problem)
 
     named = {OURS: PRIOR_LEVEL} | {f"{OURS}, level {level:g}": level for level in levels}
     compared = {name: RestorationMethod(ours(level), parameters) for name, level in named.items()}
@@ -177,7 +220,7 @@ def best_variation(
     return max(restored, key=lambda images: float(picture_psnr(images, clean)))
 
 
-def check_variation(task: str, side: int, which: str) -> str:
+def check_variation(task: str, side: int, which: PictureSet) -> str:
     """Measure the gain of total variation from a denser grid of weights and more iterations."""
     gains = []
     for _, clean in photographs(side, gray=task != "demosaic", which=which):
@@ -196,7 +239,6 @@ def check_variation(task: str, side: int, which: str) -> str:
 
 
 def _denoisers() -> dict[str, RestoreFunction]:
-    from bm3d import bm3d
     from skimage.restoration import denoise_nl_means, denoise_wavelet
 
     def adapted(function: Callable[[Any, float], Any]) -> RestoreFunction:
@@ -210,11 +252,15 @@ def _denoisers() -> dict[str, RestoreFunction]:
         options = {"patch_size": 5, "patch_distance": 6, "fast_mode": True}
         return denoise_nl_means(x, h=0.8 * noise, sigma=noise, **options)
 
-    return {
+    denoisers = {
         "wavelets": adapted(lambda x, noise: denoise_wavelet(x, sigma=noise, rescale_sigma=True)),
         "non-local means": adapted(non_local_means),
-        "BM3D": adapted(lambda x, noise: bm3d(x, noise)),
     }
+    if importlib.util.find_spec("bm3d") is not None:
+        from bm3d import bm3d
+
+        denoisers["BM3D"] = adapted(lambda x, noise: bm3d(x, noise))
+    return denoisers
 
 
 def ssim(images: Tensor, clean: Tensor) -> float:
@@ -226,19 +272,25 @@ def ssim(images: Tensor, clean: Tensor) -> float:
 
 
 def measure(
-    task: str, draws: int, side: int, which: str, contestants: dict[str, RestorationMethod]
+    task: str, settings: PhotographSettings, contestants: dict[str, RestorationMethod]
 ) -> Iterator[dict[str, Any]]:
     """Yield one record per draw, photograph, and method."""
-    damage = TASKS[task]
-    for draw in range(draws):
-        for name, clean in photographs(side, gray=task != "demosaic", which=which):
-            problem = damage.corrupt(clean, torch.Generator().manual_seed(draw))
+    damage, which = TASKS[task], settings.pictures
+    for draw in range(settings.draws):
+        chosen = photographs(settings.side, task != "demosaic", which, settings.count)
+        for place, (name, clean) in enumerate(chosen):
+            # The same noise in all pictures of one size would make their errors dependent.
+            seed = 1000 * draw + place if which in BERKELEY else draw
+            problem = damage.corrupt(clean, torch.Generator().manual_seed(seed))
             for method, contestant in contestants.items():
                 begin = time.process_time()
-                restored = contestant.restore(problem, clean)
+                result = contestant.restore(problem, clean)
                 seconds = time.process_time() - begin
+                proven = result.bound if isinstance(result, RestoredPhotos) else None
+                restored = result.images if isinstance(result, RestoredPhotos) else result
                 yield {
                     "task": task,
+                    "pictures": which,
                     "picture": name,
                     "draw": draw,
                     "method": method,
@@ -246,15 +298,19 @@ def measure(
                     "ssim": ssim(restored, clean),
                     "seconds": seconds,
                     "parameters": contestant.parameters,
+                    "bound": None if proven is None else 255 * float(proven.max()),
                 }
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
     """Return a Markdown table of means over test pictures and draws; ± is the standard error."""
-    lines = ["| task | method | PSNR (dB) | gain of the prior (dB) | SSIM | CPU s | parameters |"]
-    lines.append("|---|---|---:|---:|---:|---:|---:|")
-    for task in dict.fromkeys(row["task"] for row in rows):
-        of_task = [row for row in rows if row["task"] == task]
+    lines = [
+        "| task | method | PSNR (dB) | gain of the prior (dB) | SSIM | CPU s | parameters | "
+        "largest proven bound (gray levels) |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for task, which in dict.fromkeys((row["task"], row["pictures"]) for row in rows):
+        of_task = [row for row in rows if (row["task"], row["pictures"]) == (task, which)]
         ours = {_case(row): row["psnr"] for row in of_task if row["method"] == OURS}
         for method in dict.fromkeys(row["method"] for row in of_task):
             of_method = [row for row in of_task if row["method"] == method]
@@ -279,10 +335,19 @@ def summary(rows: list[dict[str, Any]]) -> str:
             ]
             learned = of_method[0]["parameters"]
             count = f"{learned:,}" if learned else ""
+            bounds = [row["bound"] for row in of_method if row["bound"] is not None]
+            bound = f"{max(bounds):.2f}" if bounds else ""
             lines.append(
-                f"| {task}, {len(pictures)} pictures, {len(of_method)} cases | {method} "
-                f"| {means[0]:.2f} | {gain} | {means[1]:.3f} | {means[2]:.2f} | {count} |"
+                f"| {task}, {len(pictures)} pictures ({which}), {len(of_method)} cases | {method} "
+                f"| {means[0]:.2f} | {gain} | {means[1]:.3f} | {means[2]:.2f} | {count} | {bound} |"
             )
+        if which == "bsd68" and task in DENOISING:
+            for method, values in PUBLISHED.items():
+                value = values[DENOISING.index(task)]
+                if value is not None:
+                    lines.append(
+                        f"| {task}, all 68 pictures | {method}, published | {value:.2f} | | | | | |"
+                    )
     return "\n".join(lines)
 
 
@@ -299,7 +364,10 @@ class PhotographSettings:
         only: Names of the methods to measure; all of them if empty.
         draws: Number of draws of the damage per picture.
         side: Height and width of the pictures, in pixels.
-        pictures: The test pictures, or those on which settings are chosen.
+        pictures: The test pictures, those on which settings are chosen, the photographs of BSD400
+            that are held out, or BSD68.
+        count: Number of evenly spread pictures of BSD400 or BSD68; all of them if None.
+        prior: Folder of the run of a prior; by default the prior that is shipped.
         networks: Folders of runs of trained denoisers, by their names in the table.
         levels: Levels of the prior to compare instead of other methods.
         variation: Only check whether the weights and iterations of total variation suffice.
@@ -310,13 +378,16 @@ class PhotographSettings:
     only: tuple[str, ...] = ()
     draws: int = 3
     side: int = 96
-    pictures: Literal["test", "chosen-on"] = "test"
+    pictures: PictureSet = "test"
+    count: int | None = None
+    prior: Path | None = None
     networks: Mapping[str, Path] = field(default_factory=dict)
     levels: tuple[float, ...] = ()
     variation: bool = False
     summarize: bool = False
 
     def __post_init__(self) -> None:
+        check_at_least_one(count=self.count, draws=self.draws, side=self.side)
         for task in self.tasks:
             check_choice(TASKS, task=task)
 
@@ -337,13 +408,14 @@ def carry_out(settings: PhotographSettings, work: Work) -> StudyOutcome:
         with file.open("a", encoding="utf-8") as opened:
             for place, task in enumerate(tasks):
                 work.on_progress(place, len(tasks), task)
-                contestants = methods(task, settings.networks, settings.levels)
+                contestants = methods(task, settings.networks, settings.levels, settings.prior)
                 if settings.only:
-                    contestants = {name: contestants[name] for name in settings.only}
-                measured = measure(
-                    task, settings.draws, settings.side, settings.pictures, contestants
-                )
-                for row in measured:
+                    contestants = {
+                        name: method
+                        for name, method in contestants.items()
+                        if name in settings.only
+                    }
+                for row in measure(task, settings, contestants):
                     opened.write(json.dumps(row) + "\n")
                     opened.flush()
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
