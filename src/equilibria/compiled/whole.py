@@ -53,7 +53,8 @@ class GraphLayer(nn.Module):
     def forward(self, x: Inputs, start: State | None = None) -> Tensor:
         (layer,), inputs = self._source, usable(as_inputs(x))
         cell = self.layer.cell
-        if capabilities.refresh_until(cell) or layer.couples_batch:
+        random = layer.solving.starts > 1 or layer.solving.random_start is not None
+        if random or capabilities.refresh_until(cell) or layer.couples_batch:
             raise NotInOneGraph
         context = cell.inject(*inputs)
         if start is None:

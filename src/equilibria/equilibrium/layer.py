@@ -23,10 +23,11 @@ from equilibria.equilibrium.function_cell import FunctionCell
 from equilibria.equilibrium.objective import Objective
 from equilibria.equilibrium.reporting import SolveReports, raise_or_warn, with_diagnosis
 from equilibria.equilibrium.solving import Active, Solving, solving_of
-from equilibria.equilibrium.starts import start_of
+from equilibria.equilibrium.starts import start_of, with_noise
 from equilibria.equilibrium.unsupported import refuse_recording, refuse_transforms
 from equilibria.gradients import GradientRule
 from equilibria.gradients.base import Backward, BackwardLog
+from equilibria.registry import check_options
 from equilibria.solvers import FixedPointProblem, Solution, Status
 from equilibria.solvers._cpu import solve_in_blocks
 from equilibria.solvers.linear.base import LinearSolution
@@ -57,7 +58,8 @@ class EquilibriumLayer(nn.Module):
         strict: Whether a forward or backward solve that does not converge raises
             `ConvergenceError`. Otherwise inference warns once with the fraction of samples, and
             `last_solution` has the details.
-        solving: All of the settings above in one object; the others override it.
+        solving: All of the settings above in one object, which also has `start`, `state_noise`,
+            `starts` and `pick`; the others override it.
 
     Raises:
         ValueError: If both or neither of `energy` and `cell` are given.
@@ -155,6 +157,14 @@ class EquilibriumLayer(nn.Module):
         refuse_recording()
         active = Active(self)
         solver, gradient = active.solving.solver, active.solving.gradient
+        if not self.training and active.solving.starts > 1:
+            if gradient.from_zero:
+                raise ValueError(
+                    f"starts={active.solving.starts} needs a gradient rule that solves, but "
+                    f"{type(gradient).__name__} iterates from one start: set starts=1, or choose "
+                    "another rule"
+                )
+            solver = active.solving.method()
         with ExitStack() as stack:
             if torch.is_inference_mode_enabled():
                 # Energies differentiate inside a step, which inference tensors do not support.
@@ -178,21 +188,36 @@ class EquilibriumLayer(nn.Module):
         *,
         solver: str | Mapping[str, Any] | Method | None = None,
         trace: bool | Literal["states"] = False,
+        **options: Any,
     ) -> Solution:
         """Return the equilibrium as a `Solution`, without gradients.
+
+        More computation can give a better answer: allow more iterations, or solve every sample from
+        several starts. `agreement` of the result is then the share of starts that ended at the
+        same state.
 
         Args:
             x: Input of the cell, or a tuple of its inputs.
             start: State to start from, such as the `state` of an earlier solution.
             solver: Solver of this call; None uses that of the layer.
             trace: True records the residuals of every iteration, "states" also the states.
+            options: Other settings of this call (see `Solving`): `tolerance`, `max_iterations`,
+                `starts` and `pick`.
+
+        Examples:
+            >>> layer = eq.EquilibriumLayer(lambda z, x: torch.tanh(3 * z + x), solver="picard")
+            >>> solution = layer.solve(torch.ones(1, 2), starts=8, pick="vote")
+            >>> solution.agreement
+            tensor([0.6250])
         """
         refuse_recording()
+        check_options("solve", Solving, options)
         active = Active(self)
+        settings = active.solving.changed(solver=solver).changed(**options)
         with torch.inference_mode(False):
-            method = active.solving.changed(solver=solver).solver
+            method = settings.method()
             start = active.start() if start is None else start
-            problem = self._problem(usable(as_inputs(x)), start, active)
+            problem = self._problem(usable(as_inputs(x)), start, active, settings=settings)
             solution = solve_in_blocks(method, problem, trace=trace)
         return self._conclude(solution, active, method)
 
@@ -266,14 +291,26 @@ class EquilibriumLayer(nn.Module):
         start: State | None,
         active: Active,
         rule: GradientRule | None = None,
+        settings: Solving | None = None,
     ) -> FixedPointProblem:
+        settings = active.solving if settings is None else settings
         refuse_transforms(rule, inputs, self.parameters)
         if not self.training and len(inputs[0]) > 1 and self.couples_batch:
             # Coupling is expected in training, but not in predictions.
             self._reports.warn_of_coupling()
         context = self.cell.inject(*inputs)
         from_zero = rule is not None and rule.from_zero
-        first = start_of(self.cell, inputs, context, start, from_zero=from_zero)
+        first = start_of(
+            self.cell,
+            inputs,
+            context,
+            start,
+            from_zero=from_zero,
+            random=settings.random_start,
+            training=self.training,
+        )
+        if self.training:
+            first = with_noise(first, settings.state_noise)
         return self.problem_at(context, first, trace="states" if active.records_iterates else False)
 
     def problem_at(

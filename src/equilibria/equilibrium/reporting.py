@@ -78,10 +78,11 @@ def is_ordinary_in_training(solution: Solution, solving: Solving, solver: Method
     """Return whether a failed solve is normal during training and needs no warning.
 
     It is normal if all samples are near the tolerance. Running out of iterations is also normal if
-    the gradient rule defines the output as the last iterate, or a custom stopping criterion
-    replaces the tolerance.
+    the gradient rule or the solver defines the output as the last iterate, or a custom stopping
+    criterion replaces the tolerance.
     """
-    by_design = solving.gradient.from_zero or solver.stop is not None
+    keeps_last = getattr(solver, "iterate", "best") == "last"
+    by_design = keeps_last or solving.gradient.from_zero or solver.stop is not None
     if solution.worst_status is Status.OUT_OF_ITERATIONS and by_design:
         return True
     return not bool(solution.is_unusable.any())

@@ -7,22 +7,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from torch import Tensor, nn
 
 from equilibria.context import Context, State
 from equilibria.context.state import map_state
+from equilibria.equilibrium.starts import MAX_STARTS, RandomStart, Start, get_start
 from equilibria.gradients import GradientRule, get_gradient
+from equilibria.registry import check_at_least_one, check_choice, check_not_negative
 from equilibria.solvers import Solution, get_solver
 from equilibria.solvers.linear.base import LinearSolution
 from equilibria.solvers.method import Method
+from equilibria.solvers.multistart import MultiStart, Pick
 
 if TYPE_CHECKING:
     from equilibria.equilibrium.layer import EquilibriumLayer
 
 Recording: TypeAlias = Literal["solves", "equilibria", "iterates"]
-Starts: TypeAlias = "Mapping[EquilibriumLayer, State | None] | Literal['last'] | None"
+Starts: TypeAlias = (
+    "Mapping[EquilibriumLayer, State | None] | str | Mapping[str, Any] | Start | None"
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,16 @@ class Solving:
         max_iterations: Iteration limit; None uses the solver's default.
         strict: Whether a forward or backward solve that does not converge raises
             `ConvergenceError`.
+        start: Start of a solve: "cell" for the start that the cell defines, "random" for
+            independent normal numbers, or a mapping such as {"name": "random", "scale": 0.1,
+            "seed": 1}. In training mode, random starts come from PyTorch's global generator; in
+            evaluation mode they come from the seed and are the same for every sample.
+        state_noise: Standard deviation of normal noise that is added to every start in training
+            mode. It makes a map robust to perturbations of its state.
+        starts: Number of starts per sample in evaluation mode and in `solve`: the usual start, and
+            random ones. They are solved as one larger batch.
+        pick: Which of several solutions of a sample is returned: that with the smallest residual
+            ("residual"), or that with which most others agree ("vote").
 
     Examples:
         >>> exact = eq.Solving(solver="anderson", tolerance=1e-8, gradient="implicit", strict=True)
@@ -48,8 +64,17 @@ class Solving:
     tolerance: float | None = None
     max_iterations: int | None = None
     strict: bool = False
+    start: Start = "cell"  # type: ignore[assignment]
+    state_noise: float = 0.0
+    starts: int = 1
+    pick: Pick = "residual"
 
     def __post_init__(self) -> None:
+        check_not_negative(state_noise=self.state_noise)
+        check_at_least_one(starts=self.starts)
+        check_choice(get_args(Pick), pick=self.pick)
+        if self.starts > MAX_STARTS:
+            raise ValueError(f"starts must be at most {MAX_STARTS}, got {self.starts}")
         solver = get_solver(self.solver)
         limits = {"tolerance": self.tolerance, "max_iterations": self.max_iterations}
         changes: dict[str, Any] = {
@@ -60,6 +85,7 @@ class Solving:
         for name, value in (
             ("solver", solver),
             ("gradient", get_gradient(self.gradient)),
+            ("start", get_start(self.start)),
             ("tolerance", solver.tolerance),
             ("max_iterations", solver.max_iterations),
         ):
@@ -78,6 +104,25 @@ class Solving:
         if not isinstance(changes.get("solver", ""), str):
             changes = {"tolerance": None, "max_iterations": None, **changes}
         return dataclasses.replace(self, **changes)
+
+    @property
+    def random_start(self) -> RandomStart | None:
+        """The start if it is random, else None."""
+        return self.start if isinstance(self.start, RandomStart) else None
+
+    def method(self) -> Method:
+        """Return the solver, with several starts per sample if `starts` is above 1."""
+        if self.starts == 1:
+            return self.solver
+        drawn = self.random_start or RandomStart()
+        settings = {f.name: getattr(self.solver, f.name) for f in dataclasses.fields(Method)}
+        return MultiStart(
+            base=self.solver,
+            starts=self.starts,
+            pick=self.pick,
+            draw=partial(drawn.draw, training=False),
+            **settings,
+        )
 
 
 @dataclass(frozen=True)
@@ -150,6 +195,9 @@ def solving(
     max_iterations: int | None = None,
     strict: bool | None = None,
     start: Starts = None,
+    state_noise: float | None = None,
+    starts: int | None = None,
+    pick: Pick | None = None,
     record: bool | Recording = False,
     private: bool = False,
 ) -> Iterator[Record]:
@@ -167,8 +215,12 @@ def solving(
         tolerance: Tolerance of the relative residual.
         max_iterations: Iteration limit.
         strict: Whether a solve that does not converge raises `ConvergenceError`.
-        start: Where solves start: a mapping from layer to state (None: the cell's default), or
-            "last" for the final state of the layer's previous solve in the block (warm start).
+        start: Where solves start: a mapping from layer to state (None: the layer's usual start),
+            "last" for the final state of the layer's previous solve in the block (warm start), or
+            as in `Solving`, such as "random".
+        state_noise: Noise on the start in training mode, see `Solving`.
+        starts: Number of starts per sample, see `Solving`.
+        pick: Which of several solutions of a sample is returned, see `Solving`.
         record: What the yielded `Record` contains. True or "solves": the results of all solves,
             without states. "equilibria": also the equilibria of forward passes, attached to the
             autograd graph. "iterates": the results with their states and traces.
@@ -187,21 +239,30 @@ def solving(
     """
     from equilibria.equilibrium.layer import EquilibriumLayer
 
-    changes = {
+    changes: dict[str, Any] = {
         "solver": solver,
         "gradient": gradient,
         "tolerance": tolerance,
         "max_iterations": max_iterations,
         "strict": strict,
+        "state_noise": state_noise,
+        "starts": starts,
+        "pick": pick,
     }
-    starts = (
-        start if start is None or start == "last" else {k.identity: s for k, s in start.items()}
-    )
+    block_start: Mapping[object, State | None] | Literal["last"] | None = None
+    if start == "last":
+        block_start = "last"
+    elif isinstance(start, Mapping) and "name" not in start:
+        states = cast("Mapping[EquilibriumLayer, State | None]", start)
+        block_start = {layer.identity: state for layer, state in states.items()}
+    elif start is not None:
+        # The empty mapping hides the starts of enclosing blocks.
+        changes["start"], block_start = get_start(cast("Start", start)), {}
     layers = (m.identity for m in model.modules() if isinstance(m, EquilibriumLayer))
     block = SolvingBlock(
         layers=frozenset(layers),
         changes={name: value for name, value in changes.items() if value is not None},
-        start=starts,
+        start=block_start,
         last={},
         record=Record("solves" if record is True else record or None),
         private=private,

@@ -92,6 +92,7 @@ class EquilibriumModel(nn.Module):
         start: State | None = None,
         solver: str | Method | None = None,
         trace: bool | Literal["states"] = False,
+        **options: Any,
     ) -> Solution:
         """Compute the equilibrium without gradients.
 
@@ -100,11 +101,23 @@ class EquilibriumModel(nn.Module):
             start: State at which the solve starts; by default the cell's initial state.
             solver: Solver or its name; by default the layer's.
             trace: True records the residuals of all iterations, "states" also the states.
+            options: Other settings of this call, such as `max_iterations=1000` or `starts=8` (see
+                `EquilibriumLayer.solve`).
 
         Returns:
-            The state of each sample and whether it converged.
+            The state of each sample and whether it converged; `output` computes the model's output.
         """
-        return self.layer.solve(self.injected(*inputs), start, solver=solver, trace=trace)
+        injected = self.injected(*inputs)
+        return self.layer.solve(injected, start, solver=solver, trace=trace, **options)
+
+    def output(self, solution: Solution) -> Tensor:
+        """Return the output of the model at a solution; NaN for samples that diverged.
+
+        Args:
+            solution: Result of `solve`.
+        """
+        output: Tensor = self.head(self.layer.output(solution))
+        return output
 
     def objective(self, *inputs: Any) -> Objective:
         """Return the hidden objective that the equilibrium minimizes, one problem per sample.

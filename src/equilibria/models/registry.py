@@ -163,8 +163,7 @@ def create_model(
         pretrained: Load a trained model shipped with the package (`equilibria models
             --pretrained` lists them). `overrides` may then only have fields of `Solving`.
         overrides: Options of the model (see `model_options`), such as num_classes and in_channels.
-            Equilibrium models also take `solving`, or any fields of it: solver, gradient,
-            tolerance, max_iterations, strict.
+            Equilibrium models also take `solving`, or any fields of it (see `Solving`).
 
     Returns:
         The model, in training mode; in evaluation mode if `pretrained`.

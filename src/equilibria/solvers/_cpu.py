@@ -131,6 +131,7 @@ def solve_in_blocks(
         evaluations=max(solution.evaluations for solution in solutions),
         sample_evaluations=sum(solution.sample_evaluations for solution in solutions),
         context=problem.context,
+        agreement=None if solutions[0].agreement is None else concatenated(solutions, "agreement"),
     )
 
 

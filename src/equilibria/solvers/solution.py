@@ -127,6 +127,8 @@ class Solution:
         epsilon: Machine epsilon of the type in which the map was computed.
         context: Tensors that the map read besides the state in the last evaluation.
         trace: Residuals of all iterations, if they were recorded.
+        agreement: Share of the starts of each sample that ended at its state, shape (B,), if it was
+            solved from several starts; else None.
         remedy: Advice for failed solves.
         diagnose: Computes a more specific remedy, or an empty string.
 
@@ -149,6 +151,7 @@ class Solution:
     epsilon: float
     context: Context
     trace: Trace | None = None
+    agreement: Tensor | None = None
     remedy: str = ""
     diagnose: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
