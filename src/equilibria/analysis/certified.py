@@ -39,17 +39,18 @@ class Certified:
         differs = self.certificate.prediction.cpu() != self.labels.cpu()
         return int((self.certificate.certified_class.cpu() & differs).sum())
 
-    def curve(self, norm: str = "l2", numbers: int = 1) -> tuple[tuple[float, float], ...]:
-        """Return certified accuracy over the distance, for images of `numbers` values."""
+    def curve(self, norm: str = "l2") -> tuple[tuple[float, float], ...]:
+        """Return certified accuracy over the distance in this norm, "l2" or "linf"."""
         right = self.certificate.prediction.cpu() == self.labels.cpu()
-        return certified_curve(norm, self.certificate.radius, right, numbers)
+        radii = self.certificate.radius if norm == "l2" else self.certificate.radius_linf
+        return certified_curve(radii, right)
 
-    def added_to(self, curves: RobustnessCurves, numbers: int) -> RobustnessCurves:
+    def added_to(self, curves: RobustnessCurves) -> RobustnessCurves:
         """Return robustness curves with certified accuracy, or the reason for its absence."""
         if not bool(self.certificate.radius.any()):
             reasons = Counter(self.certificate.reasons).most_common(1)
             return replace(curves, why_not_certified=reasons[0][0])
-        return replace(curves, certified=self.curve(curves.norm, numbers))
+        return replace(curves, certified=self.curve(curves.norm))
 
 
 def certified_images(
@@ -82,7 +83,7 @@ def with_certified(
         certified = certified_images(model, images, labels)
     except NoCertificateError as error:
         return replace(curves, why_not_certified=str(error))
-    return certified.added_to(curves, images[0].numel())
+    return certified.added_to(curves)
 
 
 def nearest_rival(certificate: Certificate, index: int) -> tuple[float, float] | None:

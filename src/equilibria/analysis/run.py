@@ -210,7 +210,7 @@ class _Measurements:
             if certified.can_gain and certified.certificate.certified_class.any():
                 left_out.append(f"larger radii, from activation patterns: {command} --refine")
         if robustness is not None and certified is not None and not robustness.certified:
-            robustness = certified.added_to(robustness, first[0].numel())
+            robustness = certified.added_to(robustness)
         return replace(
             findings,
             explanation=explanation,

@@ -59,6 +59,9 @@ class Certificate:
         radius_linf: Certified radius in L∞, shape (B,): no image whose pixels all differ by less
             has another class. 0 if nothing is certified. At least `radius`/√n for n pixels times
             channels; larger if the stem is affine (`radii.py`).
+        radius_linf_in_range: As `radius_linf`, but only among images with pixels in [0, 1]. With
+            `refine` it is larger, the more so the more pixels are black or white
+            (`pixel_range.py`).
         checks: Quantities that vanish at an equilibrium, by name (`checks.py`): stationarity ‖∂G‖,
             the Fenchel gap, by how much σ fails to be firmly nonexpansive, and for a Deep OptEq
             the residual of Theorem 2's inclusion. For MOptEqs also the quotient of both sides of
@@ -85,6 +88,7 @@ class Certificate:
     radius: Tensor
     radii: dict[str, Tensor]
     radius_linf: Tensor
+    radius_linf_in_range: Tensor
     checks: dict[str, Tensor]
     reasons: list[str] = field(default_factory=list)
 
@@ -203,7 +207,7 @@ class Certifier(Protocol):
 
     @property
     def can_refine(self) -> bool:
-        """Whether `refine` can make a radius of this model larger."""
+        """Whether `refine` can make an L2 radius of this model larger."""
         ...
 
     def __call__(
@@ -307,7 +311,8 @@ def certify(
         refine: Also compute radii by the activation pattern of each image, which are larger and
             cost dozens of evaluations of the map per image. Only images with a certified class
             and a positive radius are refined, as long as the radius can grow by more than 1 %
-            (`radii.MIN_RADIUS_GAIN`). Classes and error bars do not depend on it.
+            (`radii.MIN_RADIUS_GAIN`). Also enlarge `radius_linf_in_range`, by a few solves. Classes
+            and error bars do not depend on it.
         progress: Wraps the sequence of batches that are refined, to show a progress bar, for
             example `rich.progress.track`.
 

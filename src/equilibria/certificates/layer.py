@@ -43,6 +43,7 @@ from equilibria.certificates.constants import layer_constants
 from equilibria.certificates.early_exit import LayerExit, layer_criterion
 from equilibria.certificates.facts import UNIT, per_sample
 from equilibria.certificates.margins import ClassDifferences, MarginBound, Margins
+from equilibria.certificates.pixel_range import radius_in_range
 from equilibria.certificates.prepared import PreparedModel, Reading
 from equilibria.certificates.radii import (
     NEAREST_CLASSES,
@@ -205,8 +206,18 @@ class LayerCertifier:
             for rows in blocks
         ]
         certificate = Certificate.join(parts)
-        if not refine or not self.can_refine or WEIGHTED not in certificate.radii:
+        if not refine:
             return certificate
+        if self.can_refine and WEIGHTED in certificate.radii:
+            certificate = self._refined(images, solved, certificate, progress)
+        in_range = radius_in_range(self, images, certificate)
+        return replace(certificate, radius_linf_in_range=in_range)
+
+    def _refined(
+        self, images: Tensor, solved: SolvedBatch, certificate: Certificate, progress: Progress
+    ) -> Certificate:
+        """Add the radius by the activation pattern."""
+        state = solved.solution.state
         radius = certificate.radii[WEIGHTED].clone()
         can_change = (certificate.radius > 0).nonzero().flatten()
         states = map_state(lambda tensor: tensor[can_change], state)
@@ -217,7 +228,9 @@ class LayerCertifier:
         radii = {**certificate.radii, PATTERN: radius}
         best = torch.maximum(certificate.radius, radius)
         linf = torch.maximum(certificate.radius_linf, within_linf(best, images[0].numel()))
-        return replace(certificate, radii=radii, radius=best, radius_linf=linf)
+        return replace(
+            certificate, radii=radii, radius=best, radius_linf=linf, radius_linf_in_range=linf
+        )
 
     def _locate(self, images: Tensor, solved: SolvedBatch, rows: slice | Tensor) -> Located:
         """Evaluate the map at the states of some samples."""
@@ -292,6 +305,7 @@ class LayerCertifier:
             radius=torch.zeros_like(errors.residual),
             radii={},
             radius_linf=torch.zeros_like(errors.residual),
+            radius_linf_in_range=torch.zeros_like(errors.residual),
             checks=self._checks(at, errors),
             reasons=[f"no certificate, because {self.prepared.no_class}"] * len(predicted),
         )
@@ -335,11 +349,12 @@ class LayerCertifier:
             name: torch.where(certified, radius, 0.0) for name, radius in known.by_bound.items()
         }
         radius = torch.stack([torch.zeros_like(errors.residual), *radii.values()]).amax(dim=0)
-        linf = torch.zeros_like(radius)
+        linf = within_linf(radius, at.images[0].numel())
         if reading.pairs_linf is not None:
             differences = reading.pairs_linf.of(margins.best)
             linf_radii = self._radii(at, errors, margins, differences, LINF).by_bound
-            linf = torch.where(certified, linf_radii.get(WEIGHTED, linf), 0.0)
+            by_dual_norm = torch.where(certified, linf_radii.get(WEIGHTED, linf), 0.0)
+            linf = torch.maximum(linf, by_dual_norm)
         facts = (is_certain, predicted, margins.best, certificate.unique, radius)
         samples = zip(*(fact.tolist() for fact in facts), strict=True)
         return replace(
@@ -350,7 +365,8 @@ class LayerCertifier:
             margin_error=margins.error,
             radius=radius,
             radii=radii,
-            radius_linf=torch.maximum(linf, within_linf(radius, at.images[0].numel())),
+            radius_linf=linf,
+            radius_linf_in_range=linf,
             reasons=[_reason(*sample, no_radius=known.why_none) for sample in samples],
         )
 

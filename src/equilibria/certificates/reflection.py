@@ -12,7 +12,7 @@ h_k − h_j, and is off by at most ‖h_k − h_j‖ times that sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from equilibria.certificates.certificate import (
 from equilibria.certificates.constants import contraction_limits
 from equilibria.certificates.facts import UNIT, CellPoint, EnergyCellFacts, cell_facts
 from equilibria.certificates.margins import MarginBound, Margins
+from equilibria.certificates.pixel_range import radius_in_range
 from equilibria.certificates.radii import within_linf
 from equilibria.certificates.states import ROUNDINGS_PER_NUMBER, norms
 from equilibria.equilibrium import EquilibriumLayer, solving
@@ -74,7 +75,7 @@ class ReflectionCertifier:
     """Lipschitz constant of the normalization."""
 
     can_refine = False
-    """All radii follow from the margins; activation patterns are not used."""
+    """All L2 radii follow from the margins; activation patterns are not used."""
 
     @classmethod
     @torch.no_grad()
@@ -93,8 +94,8 @@ class ReflectionCertifier:
     def __call__(
         self, images: Tensor, *, refine: bool = False, progress: Progress = iter
     ) -> Certificate:
-        """Certify a batch; `refine` and `progress` have no effect."""
-        return self.judge(images, self.solve(images))
+        """Certify a batch; see `judge`."""
+        return self.judge(images, self.solve(images), refine=refine, progress=progress)
 
     @torch.no_grad()
     def solve(self, images: Tensor, starts: Sequence[Tensor] | None = None) -> SolvedBatch:
@@ -141,8 +142,8 @@ class ReflectionCertifier:
         Args:
             images: The batch.
             solved: Result of `solve` for the same images.
-            refine: No effect.
-            progress: No effect.
+            refine: Enlarge `radius_linf_in_range` by a few solves; other radii do not change.
+            progress: Wraps the sequence of these solves.
 
         Returns:
             The same as a call with these images.
@@ -156,7 +157,8 @@ class ReflectionCertifier:
         agrees = predicted_classes(solved.logits) == margins.best
         certified = is_certain & agrees
         radius = torch.where(certified, margins.radius(self.slopes[margins.best]), 0.0)
-        return Certificate(
+        radius_linf = within_linf(radius, images[0].numel())
+        certificate = Certificate(
             contraction=at.contraction,
             unique=torch.ones_like(certified),
             residual=at.residual,
@@ -169,12 +171,17 @@ class ReflectionCertifier:
             margin_error=margins.error,
             radius=radius,
             radii={GLOBAL: radius},
-            radius_linf=within_linf(radius, images[0].numel()),
+            radius_linf=radius_linf,
+            radius_linf_in_range=radius_linf,
             checks={"stationarity": at.residual},
             reasons=[
                 _reason(*pair) for pair in zip(is_certain.tolist(), agrees.tolist(), strict=True)
             ],
         )
+        if not refine:
+            return certificate
+        in_range = radius_in_range(self, images, certificate, progress)
+        return replace(certificate, radius_linf_in_range=in_range)
 
     def _reflected(self, images: Tensor, states: list[Tensor]) -> Reflected:
         """Apply the network at the computed states, and add up the errors of the layers."""

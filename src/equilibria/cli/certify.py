@@ -57,8 +57,8 @@ def certify(
     refine: Annotated[
         bool,
         Option(
-            help="Also compute larger radii from activation patterns, at many times the cost, for "
-            "images that can gain more than 1 %."
+            help="Also compute larger radii, at many times the cost: in L2 from activation "
+            "patterns, for images that can gain more than 1 %, and in L∞ for pixels in [0, 1]."
         ),
     ] = False,
     batch_size: Annotated[int, Option(min=1, help="Images per batch.")] = 32,
@@ -74,7 +74,8 @@ def certify(
     """Certify the predictions of a classifier: class, error bars and radius.
 
     A class is certified if it is provably the class at the exact equilibrium. Within the radius (in
-    L2, in pixels) no image has another class. Exit code 1 if nothing can be certified.
+    L2, in pixels) no image has another class. The summary also gives the radius in L∞, and that
+    for pixels in [0, 1]. Exit code 1 if nothing can be certified.
     """
     check_tolerances(tolerance=tolerance)
     check_table(table, as_json=as_json, overwrite=overwrite)
@@ -124,6 +125,9 @@ class CertifiedImage:
     """True class; None for an image file."""
     certified: bool
     radius: float
+    radius_linf: float
+    radius_linf_in_range: float
+    """With pixels in [0, 1]."""
     margin: float | None
     """Smallest margin to another class."""
     margin_error: float | None
@@ -197,6 +201,8 @@ def _rows(
             true_label=None if truth is None else classes[truth],
             certified=bool(certificate.certified_class[i]),
             radius=float(certificate.radius[i]),
+            radius_linf=float(certificate.radius_linf[i]),
+            radius_linf_in_range=float(certificate.radius_linf_in_range[i]),
             margin=margin,
             margin_error=margin_error,
             error=float(certificate.error[i]),

@@ -168,25 +168,22 @@ def measure_robustness(
 
 
 def certified_curve(
-    norm: str, radii: Tensor, right: Tensor, numbers: int, count: int = 60
+    radii: Tensor, right: Tensor, count: int = 60
 ) -> tuple[tuple[float, float], ...]:
     """Return the share of images that are certified to be right up to each distance.
 
     Args:
-        norm: Norm of the distances, "l2" or "linf". A distance ε in L∞ is at most ε√numbers in L2.
-        radii: Certified radius of each image in L2; zero if there is none.
+        radii: Certified radius of each image; zero if there is none.
         right: Whether each prediction is right.
-        numbers: Number of values of an image.
         count: Largest number of points of the curve.
 
     Examples:
         >>> radii, right = torch.tensor([0.0, 0.5]), torch.tensor([True, True])
         >>> from equilibria.inputs.robustness import certified_curve
-        >>> certified_curve("l2", radii, right, numbers=64)
+        >>> certified_curve(radii, right)
         ((0.0, 0.5), (0.5, 0.5), (0.5, 0.0))
     """
-    scale = 1.0 if norm == "l2" else numbers**0.5
-    held = torch.where(right.cpu(), radii.cpu().double() / scale, 0.0)
+    held = torch.where(right.cpu(), radii.cpu().double(), 0.0)
     reached = held[held > 0].sort().values
     shares = torch.arange(len(reached), 0, -1, dtype=torch.float64) / len(held)
     keep = torch.linspace(0, max(0, len(reached) - 1), min(count, len(reached))).round().long()

@@ -68,12 +68,15 @@ def certificate_rows(
         if label is not None
     ]
 
+    has_gain = bool((certificate.radius_linf_in_range > certificate.radius_linf).any())
+
     def median(values: Tensor) -> str:
         return known(float(values.median()))
 
     def known(value: float, form: str = ".3g") -> str:
         return format(value, form) if math.isfinite(value) else ""
 
+    in_range = median(certificate.radius_linf_in_range) if has_gain else ""
     return [
         ("Class certified", f"{certified / count:.2%} ({certified} of {count})"),
         ("Certified and right", f"{sum(right) / len(right):.2%}" if right else ""),
@@ -86,6 +89,8 @@ def certificate_rows(
             (f"Radius, {name}, median", f"{median(radii)} (× {gains.get(name, 1):.2f})")
             for name, radii in certificate.radii.items()
         ),
+        ("Radius in L∞, median", median(certificate.radius_linf)),
+        ("… with pixels in [0, 1]", in_range),
         *(
             (name.replace("_", " ").capitalize(), median(v))
             for name, v in certificate.checks.items()
