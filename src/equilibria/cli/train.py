@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     "train",
     "equilibria train digits-opteq --output runs/opteq",
     "equilibria train photos/ --output runs/photos",
+    "equilibria train photos/ --certified --output runs/certified",
     "equilibria train labels.csv data.options.size=96 training.epochs=30 --output runs/table",
     "equilibria train digits-opteq training.epochs=3 training.seed=1 --output runs/short",
     "equilibria train my-recipe.yaml --root data --output runs/mine",
@@ -60,6 +61,14 @@ def train(
         list[str] | None,
         Argument(metavar="KEY=VALUE...", help="Changes to the recipe, such as training.epochs=5."),
     ] = None,
+    certified: Annotated[
+        bool,
+        Option(
+            "--certified",
+            help="Train a network with certified radii on a folder or table of images, and report "
+            "certified accuracy on held-out images.",
+        ),
+    ] = False,
     output: Annotated[Path, Option(help="Folder of the run.")] = Path("equilibria-run"),
     resume: Annotated[
         bool,
@@ -101,6 +110,8 @@ def train(
     if recipe is not None and "=" in recipe and not Path(recipe).exists():
         # Without a recipe, the first argument is a change to the recipe of the run.
         overrides, recipe = [recipe, *(overrides or [])], None
+    if certified:
+        overrides = [*_certified(recipe), *(overrides or [])]
     if root is not None:
         overrides = [*(overrides or []), f"data.root={json.dumps(str(root))}"]
     options = TrainOptions(
@@ -128,6 +139,19 @@ def train(
         options.plan()
         eq.training.distributed.Place(0, devices, 0, devices).device(device)
         launch(devices, work_in_group, device, work)
+
+
+def _certified(source: str | None) -> list[str]:
+    """Return the change of a recipe for images that makes the network certified."""
+    from equilibria.training.own_images import is_own_images
+
+    if source is None or not is_own_images(source):
+        certified = [name for name in eq.training.list_recipes() if name.endswith("-certified")]
+        raise ValueError(
+            "--certified chooses a network for images: give a folder with one subfolder per class, "
+            f"or a table of files. Recipes with certificates: {', '.join(certified)}"
+        )
+    return ["task.name=certified"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,7 @@ class Survey:
         width: Median width in pixels.
         aspects: First and third quartile of width ÷ height.
         is_gray: Whether all images are gray.
+        mean: Mean of the pixels of a few images, in [0, 1].
         problems: Errors of the files that could not be read.
 
     Examples:
@@ -49,6 +50,7 @@ class Survey:
     width: int
     aspects: tuple[float, float]
     is_gray: bool
+    mean: float
     problems: tuple[DataFileError, ...]
 
 
@@ -79,24 +81,30 @@ def survey(paths: Sequence[str]) -> Survey:
     sizes = np.array([header.size for header in headers.values()])
     low, high = np.quantile(sizes[:, 0] / sizes[:, 1], (0.25, 0.75))
     width, height = np.median(sizes, axis=0)
-    color_sample = list(headers)[:: -(-len(headers) // SAMPLED_COLORS)]
+    colors = [
+        _colors(path, headers[path].mode)
+        for path in list(headers)[:: -(-len(headers) // SAMPLED_COLORS)]
+    ]
+    means = [mean for _, mean in colors if mean is not None]
     return Survey(
         height=round(height),
         width=round(width),
         aspects=(float(low), float(high)),
-        is_gray=all(_is_gray(path, headers[path].mode) for path in color_sample),
+        is_gray=all(is_gray for is_gray, _ in colors),
+        mean=sum(means) / len(means) if means else 0.5,
         problems=tuple(problems),
     )
 
 
-def _is_gray(path: str, mode: str) -> bool:
-    if mode in GRAY_MODES or mode.startswith("I;"):
-        return True
+def _colors(path: str, mode: str) -> tuple[bool, float | None]:
+    """Return whether an image is gray, and the mean of its pixels; None if it cannot be read."""
     try:
         pixels = read_image(Path(path), SMALL).short()
     except DataFileError:
-        return True
-    return int((pixels.amax(0) - pixels.amin(0)).max()) <= MAX_GRAY_SPREAD
+        return True, None
+    is_gray = mode in GRAY_MODES or mode.startswith("I;")
+    is_gray = is_gray or int((pixels.amax(0) - pixels.amin(0)).max()) <= MAX_GRAY_SPREAD
+    return is_gray, float(pixels.double().mean()) / 255
 
 
 def mean_and_deviation(source: Source) -> tuple[tuple[float, ...], tuple[float, ...]]:

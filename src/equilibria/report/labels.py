@@ -32,7 +32,13 @@ def figure_rows(figures: Mapping[str, float | None]) -> list[tuple[str, str]]:
         >>> figure_rows({"accuracy": 0.98, "loss": 0.1})
         [('Accuracy', '98.00%'), ('Loss', '0.1')]
     """
-    labels = {name: (name.replace("_", " ").capitalize(), ".4g") for name in figures} | FIGURES
+    labels = {
+        name: (
+            name.replace("_", " ").capitalize(),
+            ".2%" if name.startswith("certified_") else ".4g",
+        )
+        for name in figures
+    } | FIGURES
     return [
         (labels[name][0], "" if value is None else format(value, labels[name][1]))
         for name, value in figures.items()

@@ -14,8 +14,15 @@ from equilibria.context.caller import warn_caller
 from equilibria.data import DataSet
 from equilibria.data.sets.own import TABLE_SUFFIXES, TEST_SHARE, Listing, list_own_images
 from equilibria.data.source import known_labels
-from equilibria.data.survey import Survey, survey
+from equilibria.data.survey import Survey, mean_and_deviation, survey
 from equilibria.models import list_models, model_options
+from equilibria.training.own_certified import (
+    CertifiedFacts,
+    certified_choice,
+    certified_side,
+    check_counts,
+    is_certified,
+)
 
 SMALL_SIDE, PHOTO_SIDE = 40, 64
 """Images with a shorter side of up to `SMALL_SIDE` pixels keep their size. The shorter side of
@@ -44,6 +51,8 @@ class _Facts:
     height: int
     width: int
     is_gray: bool
+    mean: float = 0.5
+    """Mean of all pixels."""
 
 
 def is_own_images(source: str | Path) -> bool:
@@ -77,8 +86,14 @@ def recipe_for_path(source: str | Path, requested: Mapping[str, Any]) -> dict[st
     _warn(listing, counts)
     if not listing.held_out:
         counts = [n - min(max(1, round(TEST_SHARE * n)), n - 1) for n in counts]
-    height, width = _size(requested, statistics)
-    recipe = _recipe(_Facts(counts, height, width, statistics.is_gray), requested)
+    if is_certified(requested):
+        check_counts(counts, listing.class_names, path)
+        shorter = min(statistics.height, statistics.width)
+        height = width = certified_side(requested, shorter, statistics.is_gray, path)
+    else:
+        height, width = _size(requested, statistics)
+    facts = _Facts(counts, height, width, statistics.is_gray, statistics.mean)
+    recipe = _recipe(facts, requested)
     size: dict[str, Any] = {"size": height if height == width else [height, width]}
     gray = {"gray": True} if statistics.is_gray else {}
     recipe["data"] = {
@@ -103,7 +118,15 @@ def recipe_for_data(data: DataSet, requested: Mapping[str, Any]) -> dict[str, An
     labels = known_labels(data.train)
     counts = [len(data.train)] if labels is None else torch.bincount(labels).tolist()
     channels, height, width = data.image_shape
-    recipe = _recipe(_Facts(counts, height, width, channels == 1), requested)
+    mean = 0.5
+    if is_certified(requested):
+        if height != width:
+            raise ValueError(
+                f"a certified network needs square images, got {height}×{width}: pass size= to "
+                "eq.data.from_dataset"
+            )
+        mean = sum(mean_and_deviation(data.train)[0]) / channels
+    recipe = _recipe(_Facts(counts, height, width, channels == 1, mean), requested)
     recipe["data"] = {**recipe["data"], "in_memory": False}
     if data.validation is not None:
         recipe["data"]["validation"] = "own"
@@ -114,41 +137,54 @@ def recipe_for_data(data: DataSet, requested: Mapping[str, Any]) -> dict[str, An
 def _recipe(facts: _Facts, requested: Mapping[str, Any]) -> dict[str, Any]:
     """Choose model, augmentation and schedule; `about` gives the reasons."""
     images, side = sum(facts.counts), min(facts.height, facts.width)
-    strides = _strides(side)
-    maps = [-(-length // 2**strides) for length in (facts.height, facts.width)]
     validation = sum(round(VALIDATION_SHARE * n) for n in facts.counts)
-    epochs = min(max(EPOCHS[0], round(VIEWS / images)), EPOCHS[1])
-    # Some other tasks produce images, whose pixels must not be normalized.
-    classifies = (requested.get("task") or {}).get("name") in (
-        None,
-        "classification",
-        "adversarial",
-    )
     batch_size = 2 ** int(math.log2(max(1, images // MIN_STEPS_PER_EPOCH)))
     size_in_bytes = images * facts.height * facts.width * (1 if facts.is_gray else 3)
     crop = {"padding": max(1, side // 8), "mode": "zero" if facts.is_gray else "reflect"}
-    name, options = _model(requested, strides, maps)
-    reasons = [
-        f"{name} works on feature maps of {maps[0]}×{maps[1]}.",
-        f"The epochs ({EPOCHS[0]} to {EPOCHS[1]}) have about {VIEWS:,} images in total.",
-        "" if facts.is_gray else "Photos are mirrored at random.",
-    ]
+    if is_certified(requested):
+        choice = certified_choice(
+            CertifiedFacts(side, facts.is_gray, facts.mean), images, requested
+        )
+    else:
+        choice = _plain_choice(facts, images, requested)
+    reasons = [choice["about"], "" if facts.is_gray else "Photos are mirrored at random."]
     return {
+        **choice,
         "about": " ".join(filter(None, reasons)),
-        "model": {"name": name, "options": options},
         "data": {
             "in_memory": size_in_bytes <= MAX_BYTES_IN_MEMORY,
             "augmentation": [{"crop": crop}, *([] if facts.is_gray else ["flip"])],
-            "normalize": classifies,
+            "normalize": _normalizes(requested),
             "validation": VALIDATION_SHARE if validation >= MIN_VALIDATION_SAMPLES else 0.0,
         },
         "training": {
-            "epochs": epochs,
             "batch_size": min(max(batch_size, BATCH_SIZES[0]), BATCH_SIZES[1]),
-            "learning_rate": 3e-3,
-            "weight_decay": 0.05,
             "tolerance": 1e-2,
             "evaluation_tolerance": 1e-4,
+            **choice["training"],
+        },
+    }
+
+
+def _normalizes(requested: Mapping[str, Any]) -> bool:
+    """Return whether images are normalized: not if pixels are produced, or distances certified."""
+    name = (requested.get("task") or {}).get("name")
+    return name in (None, "classification", "adversarial")
+
+
+def _plain_choice(facts: _Facts, images: int, requested: Mapping[str, Any]) -> dict[str, Any]:
+    """Choose model, schedule and task of a classifier without certificates."""
+    strides = _strides(min(facts.height, facts.width))
+    maps = [-(-length // 2**strides) for length in (facts.height, facts.width)]
+    name, options = _model(requested, strides, maps)
+    return {
+        "about": f"{name} works on feature maps of {maps[0]}×{maps[1]}. The epochs ({EPOCHS[0]} to "
+        f"{EPOCHS[1]}) have about {VIEWS:,} images in total.",
+        "model": {"name": name, "options": options},
+        "training": {
+            "epochs": min(max(EPOCHS[0], round(VIEWS / images)), EPOCHS[1]),
+            "learning_rate": 3e-3,
+            "weight_decay": 0.05,
             "gradient": "one_step",
         },
         "task": {} if "task" in requested else {"label_smoothing": 0.1},
