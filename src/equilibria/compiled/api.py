@@ -19,6 +19,8 @@ from equilibria.equilibrium import EquilibriumLayer, Solving
 from equilibria.equilibrium.solving import in_block, replaced_settings, solving_of
 from equilibria.operators.norm_control import is_wrapped
 
+FLOATS = (torch.float32, torch.float64)
+
 
 def compile(model: nn.Module | Callable[..., Tensor], **solving_options: Any) -> CompiledModel:
     """Return a model whose solves run as compiled graphs, forward and backward.
@@ -123,15 +125,14 @@ class CompiledModel(nn.Module):
         """Return whether to try the graph of the whole model."""
         if torch.is_grad_enabled() or self._whole.is_training or in_block():
             return False
-        return len(inputs) > 0 and all(
-            isinstance(x, Tensor)
-            and x.dtype in (torch.float32, torch.float64)
-            and x.dim() > 1
-            and len(x) == len(inputs[0]) > 0
-            and not is_wrapped(x)
-            and not torch.is_autocast_enabled(x.device.type)
-            for x in inputs
-        )
+        for x in inputs:
+            if not (isinstance(x, Tensor) and x.dtype in FLOATS and x.dim() > 1):
+                return False
+            if not len(x) == len(inputs[0]) > 0 or is_wrapped(x):
+                return False
+            if torch.is_autocast_enabled(x.device.type):
+                return False
+        return len(inputs) > 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
         return CompiledModel(copy.deepcopy(self.model, memo))

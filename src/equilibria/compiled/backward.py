@@ -107,7 +107,7 @@ class CompiledLinearSolver(LinearSolver):
         graph = rule.graphs.get("backward", key, size, inputs, build)
         if graph is None:
             return None
-        *pulled, converged, residual, iterations = graph(*inputs)
+        *pulled, converged, residual, iterations = graph(inputs)
         if not bool(converged.all()):
             return None
         result: list[Tensor | None] = [None] * len(tensors)

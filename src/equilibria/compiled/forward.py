@@ -114,7 +114,7 @@ class CompiledSolver(Method):
         graph = self.graphs.get("forward", key, size, inputs, build)
         if graph is None:
             return None
-        state, converged, residual, absolute, iterations = graph(*inputs)
+        state, converged, residual, absolute, iterations = graph(inputs)
         if not bool(converged.all()):
             return None
         evaluations = int(iterations.max())

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from equilibria.compiled.products import use_kernels
 from equilibria.compiled.tracing import (
     Compiled,
     NotInOneGraph,
     TraceError,
     compile_graph,
     lift_constants,
+    split,
     trace,
 )
 from equilibria.context.caller import warn_caller
@@ -62,18 +64,38 @@ class Graph:
 
     Args:
         function: The compiled function.
-        constants: Tensors that the traced function read without being given; they are appended to
-            the inputs, so that changes in place take effect.
+        constants: Tensors that the traced function read without being given; they are further
+            inputs, so that changes in place take effect.
         notes: What the caller needs to know about the results.
+        prepare: Computes the last inputs from those that rarely change, if there are any.
     """
 
     function: Compiled
     constants: tuple[Tensor, ...]
     notes: Any = None
+    prepare: Callable[..., Sequence[Tensor]] | None = None
 
-    def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
+    def __call__(
+        self, inputs: Sequence[Tensor], prepared: Sequence[Tensor] = ()
+    ) -> Sequence[Tensor]:
+        """Return the results of the graph.
+
+        Args:
+            inputs: The inputs that change with every call.
+            prepared: Results of `prepared_from`.
+        """
         with torch.no_grad():
-            return self.function(*map(_plain, tensors), *self.constants)
+            return self.function(*map(_plain, inputs), *self.constants, *prepared)
+
+    def prepared_from(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return what depends on the inputs that rarely change.
+
+        Args:
+            tensors: These inputs.
+        """
+        assert self.prepare is not None
+        with torch.no_grad():
+            return self.prepare(*plain(tensors))
 
 
 class GraphStore:
@@ -97,6 +119,7 @@ class GraphStore:
         samples: int,
         inputs: Sequence[Tensor],
         build: Callable[[], tuple[fx.GraphModule, Any]],
+        fixed: int = 0,
     ) -> Graph | None:
         """Return the graph for a key, or None if it cannot be compiled.
 
@@ -106,6 +129,7 @@ class GraphStore:
             samples: Batch size of the inputs.
             inputs: Inputs of the graph.
             build: Returns the traced graph and the `notes` of the result.
+            fixed: Number of the last inputs that rarely change.
         """
         full = (kind, key, tuple((t.shape, t.stride(), t.dtype, t.device) for t in inputs))
         try:
@@ -114,7 +138,7 @@ class GraphStore:
             pass
         with self._lock:
             if full not in self._graphs:
-                self._graphs[full] = self._compile(kind, samples, inputs, build)
+                self._graphs[full] = self._compile(kind, samples, inputs, build, fixed)
             return self._graphs[full]
 
     def _compile(
@@ -123,6 +147,7 @@ class GraphStore:
         samples: int,
         inputs: Sequence[Tensor],
         build: Callable[[], tuple[fx.GraphModule, Any]],
+        fixed: int,
     ) -> Graph | None:
         if len(self._graphs) >= MAX_GRAPHS:
             self.warn(
@@ -139,6 +164,16 @@ class GraphStore:
                 examples = [*map(_plain, inputs), *constants]
                 if constants:  # the changed graph lacks what PyTorch notes during a trace
                     graph = trace(graph, *examples)
+                use_kernels(graph)
+                prepare = None
+                if fixed:
+                    count, total = len(inputs), len(examples)
+                    first = count - fixed
+                    parts = split(graph, [*range(first), *range(count, total)])
+                    graph, prepare = parts.finish, parts.prepare
+                    prepared = prepare(*examples[first:count])
+                    examples = [*examples[:first], *constants, *prepared]
+                    graph = trace(graph, *examples)
                 function, seconds = compile_graph(graph, examples)
         except NotInOneGraph:
             return None
@@ -148,7 +183,7 @@ class GraphStore:
             return None
         self.compilations.append(Compilation(kind, samples, seconds))
         logger.info("compiled a %s graph for %d samples in %.1f s", kind, samples, seconds)
-        return Graph(function, constants, notes)
+        return Graph(function, constants, notes, prepare)
 
     def parts(self, module: nn.Module) -> Parts:
         """Return the parts of a module, which are collected once."""

@@ -96,15 +96,19 @@ class Split:
     finish: fx.GraphModule
 
 
-def split(graph: fx.GraphModule) -> Split:
-    """Separate the operations that do not depend on the first input of a graph.
+def split(graph: fx.GraphModule, changing: Sequence[int] = (0,)) -> Split:
+    """Separate the operations that do not depend on certain inputs of a graph.
 
     Views and constants are repeated in both parts: the inputs of a loop must not share memory.
+
+    Args:
+        graph: The graph.
+        changing: Positions of the inputs that change; they are the first of `finish`.
     """
     nodes = [node for node in graph.graph.nodes if node.op != "output"]
     (result,) = (node for node in graph.graph.nodes if node.op == "output")
-    first = nodes[0]
-    dependent = {first}
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    dependent = {inputs[i] for i in changing}
     for node in nodes:
         if any(argument in dependent for argument in node.all_input_nodes):
             dependent.add(node)
@@ -124,7 +128,7 @@ def split(graph: fx.GraphModule) -> Split:
     before.eliminate_dead_code()
 
     after = fx.Graph()
-    copies = {first: after.placeholder("x")}
+    copies = {inputs[i]: after.placeholder(f"x_{i}") for i in changing}
     copies |= {node: after.placeholder(f"given_{i}") for i, node in enumerate(needed)}
     for node in nodes:
         if node not in copies and (node in dependent or (node in repeated and node in used)):

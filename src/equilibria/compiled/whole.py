@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from equilibria.compiled.fixed_weights import FixedWeightsError, fix_scales, fix_weights
-from equilibria.compiled.forward import graph_iteration
+from equilibria.compiled.forward import converged_status, graph_iteration
 from equilibria.compiled.lifted import lifted_step
 from equilibria.compiled.store import (
     Graph,
@@ -31,7 +31,9 @@ from equilibria.solvers.graph import traced_loop
 from equilibria.solvers.solution import Solution
 
 COUNTS = 4
-"""Number of outputs of a graph for each layer: converged, residual, absolute, iterations."""
+"""Number of outputs of a graph for each layer: status, residual, absolute residual, iterations."""
+
+NO_STATE, NO_CONTEXT = torch.empty(0), Context()
 
 
 class GraphLayer(nn.Module):
@@ -47,7 +49,7 @@ class GraphLayer(nn.Module):
         self.layer = layer
         self._source = (source,)  # in a tuple, so that it is not a submodule
         self.counts: tuple[Tensor, ...] = ()
-        """Converged, residual, absolute residual and iterations of each sample."""
+        """Status, residual, absolute residual and iterations of each sample."""
         self.epsilon = 0.0
 
     def forward(self, x: Inputs, start: State | None = None) -> Tensor:
@@ -77,7 +79,7 @@ class GraphLayer(nn.Module):
             return packing.pack(unflatten_state(start, image))
 
         result = iteration.solve(evaluate, packing.pack(start), constants, traced_loop)
-        self.counts = tuple(result[1:])
+        self.counts = (converged_status(result.converged), *result[2:])
         self.epsilon = problem.epsilon
         output: Tensor = cell.output(packing.unpack(result.state), context)
         return output
@@ -88,14 +90,14 @@ class Plan:
     """A model as one graph, for inputs of certain shapes.
 
     Args:
-        graph: From the inputs and the tensors of the fixed copy to the output.
-        tensors: Tensors of the copy with fixed weights.
-        signature: Versions of the model's tensors from which they were computed.
+        graph: From the inputs and the prepared tensors to the output.
+        prepared: What the graph needs of the model's tensors.
+        signature: Versions of the model's tensors from which that was computed.
     """
 
     graph: Graph
-    tensors: list[Tensor]
-    signature: tuple[Hashable, ...]
+    prepared: Sequence[Tensor]
+    signature: list[Hashable]
 
 
 class WholeModel:
@@ -111,13 +113,14 @@ class WholeModel:
         self.graphs = graphs
         self.layers = [m for m in model.modules() if isinstance(m, EquilibriumLayer)]
         self._modules = list(model.modules())
+        self._holders = [t for m in self._modules for t in (m._parameters, m._buffers)]
         self._plans: dict[Hashable, Plan | None] = {}
 
     def __call__(self, *inputs: Tensor) -> Tensor | None:
         """Return the output of the model; None if it must be computed layer by layer."""
         samples = len(inputs[0])
         size = padded_size(samples)
-        key = (size, *((x.shape[1:], x.dtype, x.device) for x in inputs), self._settings())
+        key = (size, *[(x.shape[1:], x.dtype, x.device) for x in inputs], *self._settings())
         plan = self._plans.get(key, self)
         signature = self._signature()
         if plan is self or (isinstance(plan, Plan) and plan.signature != signature):
@@ -125,12 +128,15 @@ class WholeModel:
         if not isinstance(plan, Plan):
             return None
         given = inputs if size == samples else [padded(x, size) for x in inputs]
-        output, is_sound, *counts = plan.graph(*given, *plan.tensors)
-        if not bool(is_sound):
+        output, summary, *counts = plan.graph(given, plan.prepared)
+        is_sound, *evaluations = summary.tolist()
+        if not is_sound:
             return None
         for i, layer in enumerate(self.layers):
-            facts = [t[:samples] for t in counts[COUNTS * i : COUNTS * (i + 1)]]
-            layer.note_solution(_facts(layer, facts, plan.graph.notes[i]))
+            facts = counts[COUNTS * i : COUNTS * (i + 1)]
+            if size > samples:
+                facts = [t[:samples] for t in facts]
+            layer.note_solution(_facts(layer, facts, evaluations[i], plan.graph.notes[i]))
         return output if size == samples else output[:samples]
 
     @property
@@ -138,25 +144,26 @@ class WholeModel:
         """Whether any part of the model is in training mode."""
         return any(module.training for module in self._modules)
 
-    def _settings(self) -> Hashable:
+    def _settings(self) -> list[Hashable]:
         """Python values that the graphs depend on."""
-        return tuple(Same(layer.solving) for layer in self.layers)
+        return [Same(layer.solving) for layer in self.layers]
 
-    def _signature(self) -> tuple[Hashable, ...]:
-        return tuple(
-            (id(tensor), 0 if tensor.is_inference() else tensor._version)
-            for module in self._modules
-            for tensors in (module._parameters, module._buffers)
-            for tensor in tensors.values()
-            if tensor is not None
-        )
+    def _signature(self) -> list[Hashable]:
+        """Return the identity and the version of each tensor of the model."""
+        signature: list[Hashable] = []
+        for tensors in self._holders:
+            for tensor in tensors.values():
+                if tensor is not None:
+                    signature.append(id(tensor))
+                    signature.append(0 if tensor.is_inference() else tensor._version)
+        return signature
 
     def _plan(
         self,
         key: Hashable,
         size: int,
         inputs: Sequence[Tensor],
-        signature: tuple[Hashable, ...],
+        signature: list[Hashable],
     ) -> Plan | None:
         try:
             fixed = _fixed_copy(self.model, inputs)
@@ -168,27 +175,28 @@ class WholeModel:
         def build() -> tuple[fx.GraphModule, list[float]]:
             return _model_graph(fixed, given, tensors)
 
-        graph = self.graphs.get("model", key, size, [*given, *tensors], build)
-        return None if graph is None else Plan(graph, tensors, signature)
+        graph = self.graphs.get("model", key, size, [*given, *tensors], build, fixed=len(tensors))
+        return None if graph is None else Plan(graph, graph.prepared_from(tensors), signature)
 
 
-def _facts(layer: EquilibriumLayer, counts: Sequence[Tensor], epsilon: float) -> Solution:
+def _facts(
+    layer: EquilibriumLayer, counts: Sequence[Tensor], evaluations: int, epsilon: float
+) -> Solution:
     """Return the result of a layer's solve without its state."""
-    converged, residual, absolute, iterations = counts
+    status, residual, absolute, iterations = counts
     solver = layer.solving.solver
-    evaluations = int(iterations.max()) if len(iterations) else 0
     return Solution(
-        state=residual.new_empty(0),
-        status=(~converged).to(torch.int8),
+        state=NO_STATE,
+        status=status,
         residual=residual,
         absolute_residual=absolute,
         iterations=iterations,
         evaluations=evaluations,
-        sample_evaluations=len(converged) * evaluations,
+        sample_evaluations=len(status) * evaluations,
         tolerance=solver.tolerance,
         solver=solver.method,
         epsilon=epsilon,
-        context=Context(),
+        context=NO_CONTEXT,
     )
 
 
@@ -226,7 +234,8 @@ def _model_graph(
         counts = [tensor for layer in layers for tensor in layer.counts]
         is_sound = torch.isfinite(given[0].sum())
         for layer in layers:
-            is_sound = is_sound & layer.counts[0].all()
-        return output, is_sound, *counts
+            is_sound = is_sound & (layer.counts[0] == 0).all()
+        evaluations = [layer.counts[3].max() for layer in layers]
+        return output, torch.stack([is_sound.to(torch.int64), *evaluations]), *counts
 
     return trace(run, *inputs, *tensors), epsilons

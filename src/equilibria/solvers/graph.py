@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-MAX_PLAIN_STEPS = 24
+MAX_PLAIN_STEPS = 16
 """Plain steps continue while every row is expected to converge within this many iterations."""
 
 MAX_GROWTH = 1e3
@@ -33,6 +33,9 @@ SMALLEST_NORM = 1e-12
 
 SMALLEST_SCALE = 1e-30
 """Smallest norm of T(y) that residuals are relative to if failures are not detected."""
+
+FEW_SAMPLES = 8
+"""Up to this many samples, selecting numbers takes less time than a view of each row."""
 
 Variables = tuple[Tensor, ...]
 Map = Callable[[Tensor, Sequence[Tensor]], Tensor]
@@ -154,8 +157,14 @@ class GraphIteration:
             )
         if self.memory > 1:
             progress, point = mixed_steps(self, evaluate, progress, point, constants, scales, loop)
-        _, _, absolute, iterations, converged, residual, _ = progress
-        return GraphResult(point, converged, residual, absolute, iterations)
+        (facts,) = progress
+        return GraphResult(
+            point,
+            facts[CONVERGED] > 0,
+            facts[RESIDUAL],
+            facts[ABSOLUTE],
+            facts[ITERATIONS].to(torch.int64),
+        )
 
     def iterate(
         self, evaluate: StateMap, start: Variables, constants: Variables, loop: Loop
@@ -177,28 +186,41 @@ class GraphIteration:
         return state, progress[2], progress[3]
 
 
+COUNT, RUNNING, CONVERGED, RESIDUAL, ABSOLUTE, ITERATIONS, FIRST_SIZE, SLOW = range(8)
+"""Rows of the progress of a loop that detects failures, with one column per sample: the number of
+iterations of the loop, whether the sample is running and has converged, its relative and absolute
+residuals, its iterations, its largest norm in the first iterations, and whether plain steps are too
+slow for it. One tensor, because a compiled loop spends a microsecond per variable and iteration."""
+
+
 def _initial_progress(settings: GraphIteration, start: Tensor) -> Variables:
     """Return the variables that `_observed` updates in every iteration.
 
-    They are the number of iterations, and for each row whether it is running, ‖T(y) − y‖ and its
-    own number of iterations. If failures are detected, also for each row whether it has converged,
-    its relative residual, and its largest norm in the first iterations.
+    One tensor if failures are detected. Otherwise the number of iterations, and for each row if
+    it is running, ‖T(y) − y‖ and its own number of iterations.
     """
     number = start.flatten(1)[:, 0]
-    progress = (
+    zeros, infinite = torch.zeros_like(number), torch.full_like(number, torch.inf)
+    if settings.detects_failures:
+        ones = torch.ones_like(number)
+        return (_stacked([zeros, ones, zeros, infinite, infinite, zeros, zeros, zeros]),)
+    return (
         torch.zeros((), dtype=torch.int64, device=start.device),
         torch.ones_like(number, dtype=torch.bool),
-        torch.full_like(number, torch.inf),
+        infinite,
         torch.zeros_like(number, dtype=torch.int64),
     )
-    if not settings.detects_failures:
-        return progress
-    return (
-        *progress,
-        torch.zeros_like(number, dtype=torch.bool),
-        torch.full_like(number, torch.inf),
-        torch.zeros_like(number),
-    )
+
+
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
+    """Return `torch.stack(rows)`, for which compilers make a view per row."""
+    if len(rows[0]) > FEW_SAMPLES:
+        return torch.stack(list(rows))
+    place = torch.arange(len(rows), device=rows[0].device)[:, None]
+    result = rows[-1].expand(len(rows), -1)
+    for i, row in enumerate(rows[:-1]):
+        result = torch.where(place == i, row, result)
+    return result
 
 
 def row_norms(tensors: Variables) -> Tensor:
@@ -219,15 +241,28 @@ def _observed(
     images: Variables,
     changes: Variables,
     scales: Variables,
+    *,
+    may_leave: bool = False,
 ) -> Variables:
-    """Return the progress after one iteration."""
-    count, running, absolute, iterations, *others = progress
+    """Return the progress after one iteration.
+
+    Args:
+        settings: Settings of the iteration.
+        progress: Progress before it.
+        images: T(y).
+        changes: T(y) − y.
+        scales: The norm that residuals are relative to, if it is not that of T(y).
+        may_leave: Whether to note samples for which plain steps are too slow.
+    """
     change_norm, size = row_norms(changes), row_norms(images)
-    absolute = torch.where(running, change_norm, absolute)
-    if not others:
+    if not settings.detects_failures:
+        count, running, absolute, iterations = progress
+        absolute = torch.where(running, change_norm, absolute)
         reached = change_norm <= settings.tolerance * size.clamp_min(SMALLEST_SCALE)
         return count + 1, running & ~reached, absolute, iterations + running
-    converged, residual, first_size = others
+    (facts,) = progress
+    count, active, converged, residual, absolute, iterations, first_size, _ = facts.unbind()
+    running = active > 0
     relative = change_norm / (scales[0] if scales else size)
     exact = change_norm == 0
     first_size = torch.where(count < 3, torch.maximum(first_size, size), first_size)
@@ -236,22 +271,43 @@ def _observed(
     if not scales:
         reached = reached & (size > SMALLEST_NORM)
     reached = running & sound & (reached | exact)
-    relative = torch.where(exact, 0.0, relative)
-    return (
+    relative = torch.where(running, torch.where(exact, 0.0, relative), residual)
+    goes_on = running & ~reached & sound
+    slow = torch.zeros_like(size)
+    if may_leave:
+        slow = (goes_on & _is_slow(settings, count + 1, relative, residual)).to(size.dtype)
+    rows = [
         count + 1,
-        running & ~reached & sound,
-        absolute,
-        iterations + running,
-        converged | reached,
-        torch.where(running, relative, residual),
+        goes_on.to(size.dtype),
+        torch.where(reached, 1.0, converged),
+        relative,
+        torch.where(running, change_norm, absolute),
+        iterations + active,
         first_size,
-    )
+        slow,
+    ]
+    return (_stacked(rows),)
+
+
+def _is_slow(settings: GraphIteration, count: Tensor, residual: Tensor, previous: Tensor) -> Tensor:
+    """Return whether plain steps are not expected to finish a row soon enough."""
+    rate = (residual / previous).clamp(min=1e-6, max=1 - 1e-6)
+    ahead = torch.log(settings.tolerance / residual) / torch.log(rate)
+    # The first residual has no predecessor.
+    return ~(count + ahead <= MAX_PLAIN_STEPS) & (count >= 2)
 
 
 def _goes_on(settings: GraphIteration, progress: Variables) -> Tensor:
     """Return whether a row is running and the limit of iterations is not reached."""
-    count, running = progress[:2]
-    return running.any() & (count < settings.max_iterations)
+    if not settings.detects_failures:
+        return progress[1].any() & (progress[0] < settings.max_iterations)
+    facts = progress[0]
+    return ((facts[RUNNING] > 0) & (facts[COUNT] < settings.max_iterations)).any()
+
+
+def _running(progress: Variables) -> Tensor:
+    """Return which rows are running."""
+    return progress[0][RUNNING] > 0 if len(progress) == 1 else progress[1]
 
 
 def plain_steps(
@@ -268,42 +324,28 @@ def plain_steps(
     If `settings.memory` is 1, slow rows continue to the limit of iterations.
     """
     may_leave = settings.memory > 1
-    size, facts = len(scales), len(progress)
-    begin, end = facts + may_leave, facts + may_leave + len(state)
+    size, begin = len(scales), len(progress)
+    end = begin + len(state)
 
     def condition(*variables: Tensor) -> Tensor:
         goes_on = _goes_on(settings, variables)
-        return goes_on & variables[facts] if may_leave else goes_on
+        return goes_on & ~(variables[0][SLOW] > 0).any() if may_leave else goes_on
 
     def body(*variables: Tensor) -> Variables:
-        before, points, rest = variables[:facts], variables[begin:end], variables[end:]
+        before, points, rest = variables[:begin], variables[begin:end], variables[end:]
         scales, constants = rest[:size], rest[size:]
         images = evaluate(points, constants)
         changes = tuple(image - y for image, y in zip(images, points, strict=True))
-        after = _observed(settings, before, images, changes, scales)
+        after = _observed(settings, before, images, changes, scales, may_leave=may_leave)
         following = tuple(
-            torch.where(_per_row(before[1], y), image, y).contiguous()
+            torch.where(_per_row(_running(before), y), image, y).contiguous()
             for image, y in zip(images, points, strict=True)
         )
-        if not may_leave:
-            return *after, *following
-        return *after, _is_fast(settings, before, after), *following
+        return *after, *following
 
-    speed = (torch.ones_like(progress[1]).all(),) if may_leave else ()
     first = tuple(tensor.clone() for tensor in state)
-    variables = loop(condition, body, (*progress, *speed, *first), (*scales, *constants))
-    return variables[:facts], variables[begin:]
-
-
-def _is_fast(settings: GraphIteration, before: Variables, after: Variables) -> Tensor:
-    """Return whether plain steps are expected to finish every row soon enough."""
-    count, running = after[:2]
-    residual, previous = after[5], before[5]
-    rate = (residual / previous).clamp(min=1e-6, max=1 - 1e-6)
-    ahead = torch.log(settings.tolerance / residual) / torch.log(rate)
-    is_soon = count + ahead <= MAX_PLAIN_STEPS
-    # The first residual has no predecessor.
-    return (is_soon | ~running).all() | (count < 2)
+    variables = loop(condition, body, (*progress, *first), (*scales, *constants))
+    return variables[:begin], variables[begin:]
 
 
 def mixed_steps(
@@ -317,43 +359,41 @@ def mixed_steps(
 ) -> tuple[Variables, Tensor]:
     """Iterate with Anderson acceleration of type II (see `solvers.Anderson`)."""
     rows, width = point.shape
-    memory, size, facts = settings.memory, len(scales), len(progress)
-    begin = progress[0]
+    memory, size = settings.memory, len(scales)
 
     def condition(*variables: Tensor) -> Tensor:
         return _goes_on(settings, variables)
 
     def body(*variables: Tensor) -> Variables:
-        before = variables[:facts]
-        written, point, goals, residuals, gram = variables[facts : facts + 5]
-        rest = variables[facts + 5 :]
-        scales, constants = rest[:size], rest[size:]
+        facts, point, goals, residuals, gram, *rest = variables
+        scales, constants = tuple(rest[:size]), rest[size:]
         image = evaluate(point, constants)
         change = image - point
-        after = _observed(settings, before, (image,), (change,), scales)
-        slot = torch.arange(memory, device=point.device) == written % memory
+        (after,) = _observed(settings, (facts,), (image,), (change,), scales)
+        # Slots are written in turn, whichever is the first: the others do not count yet.
+        turn = facts[COUNT, 0] % memory
+        slot = torch.arange(memory, device=point.device, dtype=point.dtype) == turn
         goal = image if settings.damping == 1 else image + (settings.damping - 1) * change
         goals = torch.where(slot[None, :, None], goal[:, None], goals)
         residuals = torch.where(slot[None, :, None], change[:, None], residuals)
         gram = _updated_gram(settings, gram, residuals, change, slot)
         weights = _weights(settings, gram, slot).to(image.dtype)
         mixed = (weights[:, :, None] * goals).sum(dim=1)
-        was_running, is_running = before[1][:, None], after[1][:, None]
+        was_running, is_running = facts[RUNNING, :, None] > 0, after[RUNNING, :, None] > 0
         following = torch.where(is_running, mixed, torch.where(was_running, image, point))
-        return *after, written + 1, following, goals, residuals, gram
+        return after, following, goals, residuals, gram
 
     double = torch.float32 if point.device.type == "mps" else torch.float64
     # Slots that were never written have infinite diagonals, so that their coefficients are zero.
     empty = torch.full((memory,), torch.inf, dtype=double, device=point.device).diag()
     history = (
-        torch.zeros_like(begin),
         point.clone(),
         point.new_zeros(rows, memory, width),
         point.new_zeros(rows, memory, width),
         empty.expand(rows, memory, memory).clone(),
     )
-    variables = loop(condition, body, (*progress, *history), (*scales, *constants))
-    return variables[:facts], variables[facts + 1]
+    facts, point, *_ = loop(condition, body, (*progress, *history), (*scales, *constants))
+    return (facts,), point
 
 
 def _updated_gram(
@@ -413,14 +453,17 @@ def conjugate_gradients(
         tolerance: Relative residual at which a row has converged.
         max_iterations: Largest number of products.
     """
+    dtype = rhs.dtype
 
     def condition(*variables: Tensor) -> Tensor:
-        count, running = variables[:2]
-        return running.any() & (count < max_iterations)
+        count, running = variables[0][:2].unbind()
+        return ((running > 0) & (count < max_iterations)).any()
 
     def body(*variables: Tensor) -> Variables:
-        count, running, iterations, square, value, residual, direction = variables[:7]
-        scale, *constants = variables[7:]
+        progress, vectors, scale, *constants = variables
+        count, active, iterations, square = progress.unbind()
+        value, residual, direction = vectors.unbind()
+        running = active > 0
         image = operator(direction, constants)
         curvature = (direction * image).sum(dim=1)
         length = torch.where(running, square / curvature, 0.0)
@@ -430,24 +473,24 @@ def conjugate_gradients(
         direction = residual + torch.where(running, following / square, 0.0)[:, None] * direction
         goes_on = running & (curvature > 0) & (following.sqrt() > tolerance * scale)
         goes_on = goes_on & torch.isfinite(following)
-        return count + 1, goes_on, iterations + running, following, value, residual, direction
+        progress = _stacked([count + 1, goes_on.to(dtype), iterations + active, following])
+        return progress, torch.stack([value, residual, direction])
 
     square = (rhs * rhs).sum(dim=1)
-    variables = loop(
+    zeros = torch.zeros_like(square)
+    running = (square.sqrt() > tolerance * scale).to(dtype)
+    progress, vectors = loop(
         condition,
         body,
         (
-            torch.zeros((), dtype=torch.int64, device=rhs.device),
-            square.sqrt() > tolerance * scale,
-            torch.zeros_like(square, dtype=torch.int64),
-            square,
-            torch.zeros_like(rhs),
-            rhs.clone(),
-            rhs.clone(),
+            _stacked([zeros, running, zeros, square]),
+            torch.stack([torch.zeros_like(rhs), rhs, rhs]),
         ),
         (scale, *constants),
     )
-    _, _, iterations, square, value, _, _ = variables
+    _, _, iterations, square = progress.unbind()
     absolute = square.sqrt()
     relative = torch.where(absolute > 0, absolute / scale, absolute)
-    return GraphResult(value, relative <= tolerance, relative, absolute, iterations)
+    return GraphResult(
+        vectors[0], relative <= tolerance, relative, absolute, iterations.to(torch.int64)
+    )
