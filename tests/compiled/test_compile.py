@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import equilibria as eq
+from benchmarks.synchronization import compiled_synchronizations
 from equilibria.compiled import CompileWarning
 
 pytestmark = pytest.mark.skipif(
@@ -188,6 +189,18 @@ def test_a_compiled_model_can_be_copied_and_pickled() -> None:
         assert other.model is not fast.model
         assert other.compilations == []
         torch.testing.assert_close(other.model(x), fast.model(x))
+
+
+def test_a_compiled_call_synchronizes_once_per_iteration_and_for_its_summary() -> None:
+    layer = map_layer().eval()
+    fast = eq.compile(layer)
+    x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        fast(x)
+        count = compiled_synchronizations(lambda: fast(x))
+    assert layer.last_solution is not None
+    # The conditions of two loops are read at their ends, too, and the summary has two numbers.
+    assert count <= layer.last_solution.evaluations + 4
 
 
 def test_what_is_not_an_equilibrium_model_is_refused() -> None:

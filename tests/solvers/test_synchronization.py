@@ -8,29 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import equilibria as eq
+from benchmarks.synchronization import SynchronizationCounter
 from equilibria.solvers import FixedPointProblem, _rows, anderson, conjugate_gradients, convergence
-
-SYNCHRONIZING = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "item"}
-"""Operations that synchronize the host with the device."""
-
-
-class SynchronizationCounter(TorchDispatchMode):
-    """Counts synchronizing operations; indexing with a mask calls `nonzero`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        masked = name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
-            isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]
-        )
-        self.count += masked or name in SYNCHRONIZING
-        return func(*args, **(kwargs or {}))
 
 
 def _set_reads(monkeypatch: pytest.MonkeyPatch, *, cheap: bool) -> None:
