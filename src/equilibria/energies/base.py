@@ -139,7 +139,8 @@ class Energy(nn.Module):
             context: Result of `inject`.
             layout: Shapes of the tensors of the state, without the batch dimension.
         """
-        return context.with_shared(self.prepare(layout))
+        prepared = self.prepare(layout)
+        return context.with_shared(prepared) if prepared else context
 
     @property
     def name(self) -> str:

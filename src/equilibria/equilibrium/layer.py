@@ -214,7 +214,8 @@ class EquilibriumLayer(nn.Module):
         check_options("solve", Solving, options)
         active = Active(self)
         settings = active.solving.changed(solver=solver).changed(**options)
-        with torch.inference_mode(False):
+        # Leaving inference mode enables gradients.
+        with torch.inference_mode(False), torch.no_grad():
             method = settings.method()
             start = active.start() if start is None else start
             problem = self._problem(usable(as_inputs(x)), start, active, settings=settings)

@@ -143,10 +143,12 @@ class KernelOperator(LinearOperator):
         in_graph = torch.is_grad_enabled() and any(kernel.requires_grad for kernel in kernels)
         if in_graph or any(map(has_tangent, kernels)):
             return self._effective(shape)
+        values = self._memo.of(*kernels)
+        key = ("weight", shape, self.norm, self.zeta)
+        if self.norm == "bound" and key in values:
+            return values[key][1]  # type: ignore[no-any-return]
         with graph_free(kernels[0]):
-            values = self._memo.of(*kernels)
             vector = self._vector(shape) if self.norm == "estimate" else None
-            key = ("weight", shape, self.norm, self.zeta)
             used, weight = values.get(key, (None, None))
             if weight is None or (vector is not None and not torch.equal(used, vector)):
                 weight = self._effective(shape)
@@ -302,7 +304,9 @@ class TensorMemo:
         content, values = self._cached
         same = len(content) == len(tensors) and all(map(_same, content, tensors))
         if not same or len(values) > MEMO_ENTRIES:
-            content = content if same else tuple(tensor.detach().clone() for tensor in tensors)
+            if not same:
+                with graph_free(tensors[0]):
+                    content = tuple(tensor.detach().clone() for tensor in tensors)
             values = {}
             self._cached = content, values
         return values
