@@ -21,6 +21,7 @@ from equilibria.cli.serve import hosts
 from equilibria.data import load_digits
 from equilibria.serving import Answerer, Limits, prediction_app
 from equilibria.serving.answers import Answer
+from equilibria.serving.compiling import CompiledSolves
 from equilibria.serving.server import LOOPBACK
 from tests.program import invoke
 from tests.serving.running import png, running
@@ -198,6 +199,68 @@ def test_requests_take_one_solve_per_layer(name: str, layers: int, digits: Tenso
     assert counting.solves == [layers]
 
 
+@pytest.mark.parametrize("certificates", [True, False])
+def test_graphs_are_prepared_while_requests_are_answered(
+    digits: Tensor, certificates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run the traced graphs without a compiler, which takes less time."""
+    monkeypatch.setattr("equilibria.compiled.store.compile_graph", lambda graph, _: (graph, 0.0))
+    monkeypatch.setattr(CompiledSolves, "_is_faster", lambda *_: True)
+    answerer = Answerer(eq.load("digits-opteq"), certificates=certificates)
+    with running(prediction_app(answerer, "digits", Limits(seconds=60))) as url:
+        eager = [post(url, png(digit)).json() for digit in digits[:3]]
+        assert requests.get(f"{url}/health", timeout=60).json()["backend"] == "eager"
+        assert 'batches_total{backend="compiled"} 0' in metrics_of(url)
+        preparation = threading.Thread(target=answerer.compile, args=(2,))
+        preparation.start()
+        during = [post(url, png(digits[0])) for _ in range(5)]
+        preparation.join()
+        compiled = [post(url, png(digit)).json() for digit in digits[:3]]
+        assert requests.get(f"{url}/health", timeout=60).json()["backend"] == "compiled"
+        assert "largest_compiled_batch 2" in metrics_of(url)
+    assert all(response.json()["label"] == eager[0]["label"] for response in during)
+    assert answerer.batches["compiled"] >= 3
+    for before, after in zip(eager, compiled, strict=True):
+        for name in ("label", "converged", "certified", "reason"):
+            assert before[name] == after[name]
+        assert after["confidence"] == pytest.approx(before["confidence"], abs=1e-3)
+        if certificates:
+            # Both errors are bounds of a solve to the same tolerance.
+            assert abs(before["margin"] - after["margin"]) <= (
+                before["margin_error"] + after["margin_error"]
+            )
+
+
+def test_larger_batches_than_the_compiled_ones_are_solved_eagerly(
+    digits: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answerer = Answerer(eq.load("digits-opteq"))
+    monkeypatch.setattr(CompiledSolves, "_compiles", lambda *_: True)
+    decisions = iter([True, False])
+    monkeypatch.setattr(CompiledSolves, "_is_faster", lambda *_: next(decisions))
+    answerer.compile(32)
+    assert [answerer.compiled_solves.backend(samples) for samples in (1, 2)] == [
+        "compiled",
+        "eager",
+    ]
+    answerer(list(digits[:3]))
+    assert answerer.batches == {"eager": 1}
+
+
+def test_models_without_a_graph_are_served_eagerly(
+    digits: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr("equilibria.compiled.store.compile_graph", fails)
+    answerer = Answerer(eq.load("digits-opteq"))
+    with pytest.warns(eq.compiled.CompileWarning, match="no compiler"):
+        answerer.compile(32)
+    assert answerer.compiled_solves.backend(1) == "eager"
+    assert answerer([digits[0]])[0].label == "0"
+
+
 def test_predictions_of_unrolled_models_are_their_last_iterates(digits: Tensor) -> None:
     """The certificate applies to the equilibrium, which is a different state."""
     model = eq.create_model("opteq-small", in_channels=1)
@@ -322,6 +385,10 @@ def test_command_reports_missing_packages(tmp_path: Path, monkeypatch: pytest.Mo
     result = invoke("serve", tmp_path)
     assert result.exit_code == 2
     assert "pip install 'equilibria[serve]'" in result.stderr
+
+
+def metrics_of(address: str) -> str:
+    return requests.get(f"{address}/metrics", timeout=60).text
 
 
 def waiting(address: str) -> int:

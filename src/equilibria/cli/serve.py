@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from importlib.util import find_spec
-from typing import Annotated
+from threading import Thread
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
 from equilibria.cli.app import Best, Device, SomeRun, command, opened_model
 from equilibria.cli.console import say
 from equilibria.registry import check_positive
+
+if TYPE_CHECKING:
+    from equilibria.serving import Answerer
 
 
 def check_installed() -> None:
@@ -91,6 +95,13 @@ def serve(
     connections: Connections = 512,
     batch: Annotated[int, Option(min=1, help="Largest number of images per batch.")] = 32,
     waiting: Annotated[int, Option(min=1, help="Largest number of queued images.")] = 256,
+    backend: Annotated[
+        Literal["auto", "compiled", "eager"],
+        Option(
+            help="How solves run. auto: eagerly at first, and in compiled graphs once these are "
+            "ready and faster; compiled: compile before the first request; eager: never compile."
+        ),
+    ] = "auto",
     best: Best = False,
     device: Device = "auto",
 ) -> None:
@@ -110,7 +121,36 @@ def serve(
         answerer = Answerer(model, certificates=certificates)
         app = prediction_app(answerer, str(run), limits, host_names)
         address = listener.address
+        if backend == "compiled":
+            say("Compiling the solves; this takes seconds to minutes.")
+            answerer.compile(limits.largest_batch)
+            if not answerer.compiled_solves.largest:
+                raise ValueError(
+                    "no compiled graph is faster than the eager solves of this model; use "
+                    "--backend auto"
+                )
         listener.listen()
         say(f"Serving {run} at {address}/predict; state at {address}/health and /metrics.")
         say(f"Try: curl --data-binary @picture.png {address}/predict   Press Ctrl-C to stop.")
+        if backend == "auto":
+            say("Solves run eagerly until their graphs are compiled (--backend).")
+            Thread(target=compile_in_background, args=(answerer, batch), daemon=True).start()
+        elif backend == "compiled":
+            say(backend_in_words(answerer))
         run_server(app, listener=listener)
+
+
+def compile_in_background(answerer: Answerer, largest_batch: int) -> None:
+    """Compile the solves of a server that is running, and print the result."""
+    answerer.compile(largest_batch)
+    say(backend_in_words(answerer))
+
+
+def backend_in_words(answerer: Answerer) -> str:
+    """Return how the solves of a server run, as a sentence."""
+    largest = answerer.compiled_solves.largest
+    return (
+        f"Batches of up to {largest} are solved in compiled graphs."
+        if largest
+        else "Solves run eagerly."
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -106,9 +107,17 @@ class CompiledModel(nn.Module):
             output = self._whole(*inputs)
             if output is not None:
                 return output
-        settings = {layer.identity: self._compiled(layer, graphs) for layer, graphs in self._layers}
-        with replaced_settings(settings):
+        with self.in_graphs():
             return self.model(*inputs, **options)
+
+    def in_graphs(self) -> AbstractContextManager[None]:
+        """Return a context manager in which the layers of `model` solve in compiled graphs.
+
+        For calls of other methods than `forward`. It applies to the current thread.
+        """
+        return replaced_settings(
+            {layer.identity: self._compiled(layer, graphs) for layer, graphs in self._layers}
+        )
 
     def _compiled(self, layer: EquilibriumLayer, graphs: GraphStore) -> Solving:
         """Return the current settings of a layer with the compiled solver and gradient rule."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -23,6 +24,7 @@ from equilibria.equilibrium import EquilibriumLayer
 from equilibria.images import images_of
 from equilibria.inference import Prediction, predict
 from equilibria.inference.prediction import answers_of
+from equilibria.serving.compiling import CompiledSolves
 
 TOP = 5
 """Number of most likely classes in an answer."""
@@ -103,6 +105,26 @@ class Answerer:
                 self.certify = certifier(model, images.image_shape)
             except NoCertificateError as error:
                 self.no_certificates = str(error)
+        self.compiled_solves = CompiledSolves(model)
+        self.batches: Counter[str] = Counter()
+        """Number of batches that were solved by each backend."""
+
+    def compile(self, largest_batch: int) -> None:
+        """Compile the solves of batches for which this is faster than eager solves.
+
+        This takes seconds per batch size. Other threads may call the object meanwhile; its answers
+        are then computed eagerly. A `CompileWarning` gives the reason if no graph can be made.
+
+        Args:
+            largest_batch: Largest number of images per batch.
+        """
+        if self.is_unrolled:  # the iterations of an unrolled model are part of its prediction
+            return
+        like = next(self.model.parameters())
+        generator = torch.Generator().manual_seed(0)
+        image = torch.rand(1, *self.images.image_shape, generator=generator).to(like.device)
+        solve = self._predict if self.certify is None else self.certify.solve
+        self.compiled_solves.prepare(solve, image, largest_batch)
 
     def decode(self, content: bytes) -> Tensor:
         """Decode an image file to a tensor in the model's image format.
@@ -121,9 +143,12 @@ class Answerer:
         Answers do not depend on the rest of the batch.
         """
         batch = torch.stack(list(images)).to(next(self.model.parameters()).device)
-        if self.certify is None:
-            return [self._answer(prediction, None, 0) for prediction in self._predict(batch)]
-        solved = self.certify.solve(batch)
+        backend = self.compiled_solves.backend(len(batch))
+        self.batches[backend] += 1
+        with self.compiled_solves.block(backend):
+            if self.certify is None:
+                return [self._answer(prediction, None, 0) for prediction in self._predict(batch)]
+            solved = self.certify.solve(batch)
         certificate = self.certify.judge(batch, solved)
         predictions = self._predict(batch, None if self.is_unrolled else solved)
         return [

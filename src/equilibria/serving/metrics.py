@@ -36,11 +36,16 @@ class Metrics:
         for index, bound in enumerate(BOUNDS):
             self.within[index] += seconds <= bound
 
-    def text(self, gauges: Mapping[str, float]) -> str:
-        """Return all metrics as text, with the current values of gauges by name."""
-        return "\n".join(self._lines(gauges)) + "\n"
+    def text(self, gauges: Mapping[str, float], batches: Mapping[str, int]) -> str:
+        """Return all metrics as text.
 
-    def _lines(self, gauges: Mapping[str, float]) -> Iterator[str]:
+        Args:
+            gauges: Current values by name.
+            batches: Number of batches by the backend that solved them.
+        """
+        return "\n".join(self._lines(gauges, batches)) + "\n"
+
+    def _lines(self, gauges: Mapping[str, float], batches: Mapping[str, int]) -> Iterator[str]:
         yield "# TYPE equilibria_requests_total counter"
         for (path, status), count in sorted(self.requests.items()):
             yield f'equilibria_requests_total{{path="{path}",status="{status}"}} {count}'
@@ -54,6 +59,10 @@ class Metrics:
         yield f"equilibria_answers_total {self.answered}"
         yield "# TYPE equilibria_certified_answers_total counter"
         yield f"equilibria_certified_answers_total {self.certified}"
+        yield "# TYPE equilibria_batches_total counter"
+        for backend in ("compiled", "eager"):
+            count = batches.get(backend, 0)
+            yield f'equilibria_batches_total{{backend="{backend}"}} {count}'
         for name, value in gauges.items():
             yield f"# TYPE equilibria_{name} gauge"
             yield f"equilibria_{name} {value:g}"

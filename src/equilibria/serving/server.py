@@ -130,16 +130,19 @@ def prediction_app(
         return JSONResponse(asdict(answer))
 
     async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok", "model": name, "waiting": batcher.waiting})
+        backend = answerer.compiled_solves.backend(1)
+        state = {"status": "ok", "model": name, "backend": backend, "waiting": batcher.waiting}
+        return JSONResponse(state)
 
     async def prometheus(_: Request) -> Response:
         sizes = batcher.sizes or [0]
         gauges = {
             "waiting_images": batcher.waiting,
             "mean_batch_size": sum(sizes) / len(sizes),
+            "largest_compiled_batch": answerer.compiled_solves.largest,
             "uptime_seconds": time.monotonic() - started,
         }
-        return PlainTextResponse(metrics.text(gauges))
+        return PlainTextResponse(metrics.text(gauges, answerer.batches))
 
     routes: list[BaseRoute] = [
         Route("/predict", predict, methods=["POST"]),
