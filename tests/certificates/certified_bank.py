@@ -14,10 +14,11 @@ import equilibria as eq
 from equilibria.equilibrium.capabilities import potential
 from equilibria.models import EquilibriumClassifier, OptEqCell
 from equilibria.models.reflection.model import reflection_network
+from equilibria.models.reflection.orthonormal import orthonormal_network
 
 FAMILIES = (
     *("dense", "opteq-y", "opteq-z", "opteq-skip", "deep-opteq", "deep-opteq-five", "popteq"),
-    *("mopteq", "geq", "geq-fixed", "leaky", "reflection"),
+    *("mopteq", "geq", "geq-fixed", "leaky", "reflection", "orthonormal"),
 )
 CLASSES = 4
 SIDE = 4
@@ -55,6 +56,9 @@ def random_model(family: str, seed: int, zeta: float = 0.9) -> EquilibriumClassi
     if family == "reflection":
         sizes = {"image_size": SIDE, "in_channels": 1, "num_classes": CLASSES, "units": (9, 7)}
         return reflection_network(**sizes, zeta=4 * zeta, solving=eq.Solving(tolerance=1e-3)).eval()
+    if family == "orthonormal":
+        sizes = {"image_size": SIDE, "in_channels": 1, "num_classes": CLASSES, "units": (9, 7)}
+        return orthonormal_network(**sizes, stages=[(2, 6, 2)]).eval()
     name, options = OPTIONS[family]
     model = eq.create_model(
         name, **CONV, **options, zeta=zeta, tolerance=1e-3, normalize=((0.3,), (0.4,))

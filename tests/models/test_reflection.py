@@ -14,7 +14,9 @@ from torch.autograd import gradcheck
 
 import equilibria as eq
 from equilibria.models import ReflectionCell
+from equilibria.models.reflection.dual import DualReflectionCell
 from equilibria.models.reflection.model import Isometry, ReflectionNetwork, reflection_network
+from equilibria.models.reflection.orthonormal import orthonormal_network
 from tests.certificates.certified_bank import Hunt, narrow_margins
 
 SOLVED = eq.Solving(tolerance=1e-11, max_iterations=1000, gradient=eq.Implicit(tolerance=1e-12))
@@ -30,11 +32,16 @@ def reflection(matrix: Tensor, bias: Tensor) -> eq.EquilibriumLayer:
 
 def network(seed: int = 0, **options: object) -> ReflectionNetwork:
     torch.manual_seed(seed)
-    sizes = {"image_size": 4, "units": (7, 5), "in_channels": 1, "num_classes": 4, "zeta": 3.0}
-    model = reflection_network(**{**sizes, **options})  # type: ignore[arg-type]
+    sizes = {"image_size": 4, "units": (7, 5), "in_channels": 1, "num_classes": 4}
+    if "weight" in options:
+        model = orthonormal_network(**{**sizes, **options})  # type: ignore[arg-type]
+    else:
+        model = reflection_network(**{**sizes, "zeta": 3.0, **options})  # type: ignore[arg-type]
     with torch.no_grad():
         for layer in model.reflections():
-            layer.cell.energy["convex_potential"].bias.normal_()  # type: ignore[index, union-attr]
+            for name, parameter in layer.named_parameters():
+                if name.endswith("bias"):
+                    parameter.normal_()
     return model.eval()
 
 
@@ -65,6 +72,29 @@ def test_equilibrium_is_the_proximal_operator() -> None:
     value = layer.objective(u).value(solution.state)
     expected = objective(solution.state[0].tolist()) - 0.5 * float(u.square().sum())
     torch.testing.assert_close(value, value.new_tensor([expected]))
+
+
+def test_dual_gives_the_same_reflection_and_gradients() -> None:
+    torch.manual_seed(0)
+    W = eq.Dense.from_tensor(nn.Parameter(2 * torch.randn(4, 6).double()))
+    b, u = torch.randn(4).double(), torch.randn(5, 6).double().requires_grad_()
+    zeta = float(W.norm_bound((6,)).detach())
+    primal = eq.EquilibriumLayer(ReflectionCell(W, bias=b, zeta=zeta), solving=SOLVED)
+    dual = eq.EquilibriumLayer(DualReflectionCell(W, zeta=zeta), solving=SOLVED)
+    with torch.no_grad():
+        dual.cell.energy.bias.copy_(b)
+    expected, output = primal(u), dual(u)
+    torch.testing.assert_close(output, expected)
+    slopes = torch.randn_like(expected)
+    pairs = zip(
+        torch.autograd.grad(expected, (u, W.kernel), slopes),
+        torch.autograd.grad(output, (u, W.kernel), slopes),
+        strict=True,
+    )
+    for gradient, from_dual in pairs:
+        torch.testing.assert_close(from_dual, gradient)
+    state = dual.solve(u).state
+    assert float(dual.objective(u).residual(state).detach().max()) < 1e-9
 
 
 @pytest.mark.parametrize("size", [0.5, 1.0, 2.0, 10.0])
@@ -110,10 +140,15 @@ def test_embedding_is_isometric(channels: int | None, downsample: int) -> None:
 NETWORKS = {
     "dense": {},
     "steep": {"zeta": 8.0},
+    "dual": {"dual": True},
     "conv": {"filters": (3,), "units": (), "channels": 4},
     "pooled": {"units": (5,), "pool": 2, "center": 0.4},
     "both": {"filters": (6,), "units": (5,), "channels": 4, "downsample": 2, "norm": "bound"},
+    "orthonormal": {"weight": 100.0, "center": 0.4},
+    "patches": {"weight": 3.0, "stages": [(2, 5, 3)], "units": ()},
+    "patches and units": {"weight": 100.0, "stages": [(1, 3, 1), (1, 9, 2)], "units": (8,)},
 }
+ITERATED = [kind for kind, options in NETWORKS.items() if "weight" not in options]
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
@@ -158,7 +193,7 @@ def test_no_certificate_is_false(kind: str, margin: float | None) -> None:
     assert hunt.false_classes == hunt.false_radii == hunt.false_exits == 0
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", ITERATED)
 def test_early_exit_predicts_the_same_classes_with_fewer_iterations(kind: str) -> None:
     model, x = network(1, **NETWORKS[kind]), torch.rand(48, 1, 4, 4)  # type: ignore[arg-type]
     with torch.no_grad():

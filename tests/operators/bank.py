@@ -65,6 +65,7 @@ CASES = [
     Case("dense", lambda: Dense(5, 7), (5,), (6,)),
     Case("dense-bound", lambda: Dense(7, 5, norm="bound", zeta=0.7), (7,), (7, 1)),
     Case("dense-estimate", lambda: Dense(6, 6, norm="estimate", zeta=0.7), (6,), (5,)),
+    Case("dense-orthonormal", lambda: Dense(6, 4, norm="orthonormal", zeta=0.7), (6,), (5,)),
     Case("dense-sequence", lambda: Dense(5, 3), (4, 5), (5, 4)),
     Case("dense-sequence-bound", lambda: Dense(5, 3, norm="bound", zeta=0.7), (2, 3, 5), (5, 1)),
     Case("dense-sequence-estimate", lambda: Dense(4, 4, norm="estimate"), (3, 4), (3,)),

@@ -76,6 +76,8 @@ def test_norm_bound_is_rigorous(case: Case, operator: LinearOperator) -> None:
 
 
 def test_norm_bound_has_gradients_for_all_parameters(case: Case, operator: LinearOperator) -> None:
+    if getattr(operator, "norm", None) == "orthonormal":
+        pytest.skip("the norm is ζ for every kernel")
     for module in operator.modules():
         if hasattr(module, "zeta"):
             module.zeta = 100.0  # at the limit ζ the norm does not depend on the kernel

@@ -12,7 +12,7 @@ from equilibria.certificates.certificate import MarginConstants, NoCertificateEr
 from equilibria.certificates.early_exit import layer_criterion
 from equilibria.certificates.prepared import PreparedModel
 from equilibria.certificates.radii import global_steepness
-from equilibria.equilibrium import EquilibriumLayer
+from equilibria.equilibrium import EquilibriumLayer, capabilities
 from equilibria.operators.rounding import NORM_SLACK
 
 
@@ -84,11 +84,14 @@ def layer_constants(prepared: PreparedModel) -> MarginConstants:
 
 
 def contraction_limits(model: nn.Module, image_shape: tuple[int, ...]) -> list[float | None]:
-    """Return a proven q < 1 for each equilibrium layer, or None if none is known."""
+    """Return a proven q < 1 for each equilibrium layer, 0 for a formula, None if none is known."""
     exact = copy.deepcopy(model).double().eval()  # no twin, which would share its hooks
     limits: list[float | None] = []
 
     def record(layer: EquilibriumLayer, inputs: tuple[Any, ...]) -> None:
+        if capabilities.closed_form(layer.cell) is not None:
+            limits.append(0.0)
+            return
         bound = layer.contraction_bound(inputs[0])
         q = 1.0 if bound is None else float(bound.max()) * (1 + NORM_SLACK)
         limits.append(q if q < 1 else None)

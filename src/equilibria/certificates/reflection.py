@@ -7,11 +7,18 @@ A reflection is solved at û instead of the exact input u, and not to the end. A
 so that û′ = 2z − û is at most 2‖∇G(z; û)‖ + ‖û − u‖ away from R(u), which is nonexpansive. Errors
 add up from layer to layer, and nothing enlarges them. The margin over class j is read along
 h_k − h_j, and is off by at most ‖h_k − h_j‖ times that sum.
+
+A reflection in closed form, R(u) = u − τQᵀσ(Qu + b), has only rounding errors. It is nonexpansive
+for every Q with τ‖Q‖² ≤ 2, and max(1, τ‖Q‖² − 1)-Lipschitz for any Q: R(u) − R(v) is
+(I − τQᵀDQ)(u − v) with D diagonal between 0 and 1, and the eigenvalues of QᵀDQ are between 0 and
+‖Q‖². So rows that are orthonormal only up to rounding and jitter change nothing as long as
+‖Q‖² ≤ 1 + 1/ω, which is checked for the weights at hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,8 +43,10 @@ from equilibria.certificates.radii import within_linf
 from equilibria.certificates.states import ROUNDINGS_PER_NUMBER, norms
 from equilibria.equilibrium import EquilibriumLayer, solving
 from equilibria.models.base import in_float64, predicted_classes
+from equilibria.models.reflection.dual import DualReflectionCell
 from equilibria.models.reflection.model import ReflectionNetwork, UnitHead
-from equilibria.operators.rounding import NORM_SLACK, accumulated
+from equilibria.models.reflection.orthonormal import OrthonormalReflectionCell
+from equilibria.operators.rounding import NORM_SLACK, accumulated, upper_norm
 from equilibria.solvers import Solution
 
 FIRST_TOLERANCE = 0.1
@@ -57,6 +66,96 @@ class Reflected:
     """Largest q of the layers."""
 
 
+@dataclass(frozen=True)
+class ClosedFormBound:
+    """Bounds on a reflection R(u) = u − τQᵀσ(Qu + b) and its computation in float64."""
+
+    steepness: float
+    """Upper bound on the Lipschitz constant; 1 if τ‖Q‖² ≤ 2."""
+    per_size: float
+    """Rounding error per unit of ‖u‖."""
+    per_bias: float
+    """Rounding error per patch, which adds up in squares."""
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, cell: OrthonormalReflectionCell) -> ClosedFormBound:
+        """Compute the bounds for the stored weights of a cell in float64.
+
+        ‖Q‖² is at most the largest absolute row sum of QQᵀ. With φ = ‖Q‖_F, n columns and r rows,
+        Qu + b has a rounding error of at most e = γ_(n+1)(φ‖u‖ + ‖b‖), and Qᵀy, y = σ(Qu + b), one
+        of γ_r φ‖y‖ + ‖Q‖e with ‖y‖ ≤ ‖Q‖‖u‖ + ‖b‖ + e. The remaining additions are rounded six
+        times.
+        """
+        (rows,), bias = cell.ridge.W.weights(), cell.ridge.bias
+        height, width = rows.shape
+        length = float(torch.linalg.vector_norm(rows)) * (1 + NORM_SLACK)
+        sums = float((rows @ rows.mT).abs().sum(dim=1).max())
+        square = (sums + accumulated(width + height, UNIT) * length**2) * (1 + NORM_SLACK)
+        norm, tau = math.sqrt(square), 2 * cell.weight / (1 + cell.weight)
+        offset = 0.0 if bias is None else float(torch.linalg.vector_norm(bias))
+
+        def error(u: float, b: float) -> float:
+            lifted = accumulated(width + 1, UNIT) * (length * u + b)
+            active = norm * u + b + lifted
+            pull = accumulated(height, UNIT) * length * active + norm * lifted
+            return (tau * pull + 6 * UNIT * (3 * u + 2 * tau * norm * active)) * (1 + NORM_SLACK)
+
+        return cls(max(1.0, tau * square - 1), error(1.0, 0.0), error(0.0, offset))
+
+    def rounding(self, u: Tensor) -> Tensor:
+        """Return an upper bound on the rounding error of R(u) for each sample."""
+        patches = math.prod(u.shape[1:-1])
+        return norms(u) * self.per_size + math.sqrt(patches) * self.per_bias
+
+
+@dataclass(frozen=True)
+class DualBound:
+    """Error of a reflection R(u) = u − 2Wᵀy at a computed y ≥ 0, in float64.
+
+    Let p be the subgradient of minimal norm of the dual objective at y, and e = y − y*. The
+    subdifferential minus (I + WWᵀ) is monotone, so that ‖e‖² + ‖Wᵀe‖² ≤ ⟨p, e⟩ ≤ ‖p‖‖e‖. Hence
+    ‖Wᵀe‖² ≤ ‖p‖‖e‖ − ‖e‖² ≤ ‖p‖²/4, and R is off by at most ‖p‖.
+    """
+
+    norm: float
+    """Upper bound on ‖W‖."""
+    length: float
+    """‖W‖_F."""
+    offset: float
+    """‖b‖."""
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, cell: DualReflectionCell) -> DualBound:
+        """Compute the bounds for the stored weights of a cell in float64."""
+        W, bias = cell.dual.W, cell.dual.bias
+        sizes = (torch.linalg.vector_norm(t) for t in (W.weight, bias))
+        length, offset = (float(size) * (1 + NORM_SLACK) for size in sizes)
+        return cls(upper_norm(W, (W.in_features,)), length, offset)
+
+    def reflected(
+        self, cell: DualReflectionCell, u: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return R(u) at a state, ½‖p‖, and a bound on the rounding error of R(u) and of p."""
+        y = state.clamp(min=0)
+        context = cell.inject(u)
+        weights = (context["W"],)
+        pulled = cell.dual.W.adjoint(y, weights)
+        gradient = y + cell.dual.W(pulled, weights) - context["c"]
+        minimal = torch.where(y > 0, gradient, gradient.clamp(max=0))
+        rows, columns = context["W"].shape
+        sizes, lengths = norms(u), norms(y)
+        lifted = accumulated(columns + 1, UNIT) * (self.length * sizes + self.offset)
+        adjoint = accumulated(rows, UNIT) * self.length * lengths
+        second = accumulated(columns, UNIT) * self.length * (self.norm * lengths + adjoint)
+        terms = (1 + self.norm**2) * lengths + self.norm * sizes + self.offset
+        rounding = lifted + self.norm * adjoint + second + 6 * UNIT * terms
+        rounding = rounding + 2 * adjoint + 3 * UNIT * (sizes + 2 * self.norm * lengths)
+        feature = torch.sub(u, pulled, alpha=2)
+        return feature, norms(minimal) / 2, rounding * (1 + 1e-6)
+
+
 @dataclass(frozen=True, eq=False)
 class ReflectionCertifier:
     """Certifier of a reflection network, for images of one shape.
@@ -68,6 +167,10 @@ class ReflectionCertifier:
     model: ReflectionNetwork
     exact: ReflectionNetwork
     """The model in float64."""
+    closed_forms: Mapping[nn.Module, ClosedFormBound]
+    """Bounds of the layers of `exact` that have a closed form."""
+    duals: Mapping[nn.Module, DualBound]
+    """Bounds of the layers of `exact` that are solved in the dual."""
     shape: tuple[int, ...]
     slopes: Tensor
     """Lipschitz constant of each margin in the pixels, (classes, classes)."""
@@ -83,11 +186,21 @@ class ReflectionCertifier:
         """Prepare a model: compute everything that depends on parameters only."""
         exact = in_float64(model)
         normalize: Any = getattr(exact, "normalize", None)
+        closed_forms: dict[nn.Module, ClosedFormBound] = {}
+        duals: dict[nn.Module, DualBound] = {}
+        for layer in exact.reflections():
+            if isinstance(layer.cell, OrthonormalReflectionCell):
+                closed_forms[layer] = ClosedFormBound.of(layer.cell)
+            elif isinstance(layer.cell, DualReflectionCell):
+                duals[layer] = DualBound.of(layer.cell)
+        steepness = math.prod(bound.steepness for bound in closed_forms.values())
         return cls(
             model=model,
             exact=exact,
+            closed_forms=closed_forms,
+            duals=duals,
             shape=tuple(image_shape),
-            slopes=exact.margin_slopes() * (1 + NORM_SLACK),
+            slopes=exact.margin_slopes() * (1 + NORM_SLACK) * steepness,
             scale=1.0 if normalize is None else float((1 / normalize.std).max()),
         )
 
@@ -202,10 +315,24 @@ class ReflectionCertifier:
                 )
                 feature = module(feature)
                 continue
-            z, cell = remaining.pop(0).double(), module.cell
+            state, cell = remaining.pop(0), module.cell
             context = cell.inject(feature)
+            if isinstance(cell, OrthonormalReflectionCell):
+                formula = self.closed_forms[module]
+                rounding = formula.steepness * rounding + formula.rounding(feature)
+                residual = formula.steepness * residual
+                feature = cell.output(cell.closed_form(context), context)
+                continue
+            z = state.double()
             facts = cell_facts(cell, CellPoint(z, context))
             assert isinstance(facts, EnergyCellFacts)
+            bound = facts.contraction(context)
+            if bound is not None:
+                contraction = torch.maximum(contraction, bound.double().expand_as(contraction))
+            if isinstance(cell, DualReflectionCell):
+                feature, gap, delta = self.duals[module].reflected(cell, feature, z)
+                residual, rounding = residual + gap, rounding + delta
+                continue
             descent = facts.cell.energy.descent(z, context)
             assert isinstance(descent, Tensor)
             pull = z - descent
@@ -216,9 +343,6 @@ class ReflectionCertifier:
             delta = delta + 8 * UNIT * (size + norms(feature) + norms(pull))
             rounding = rounding + 2 * delta
             residual = residual + norms(pull) * (1 + accumulated(2 * z[0].numel(), UNIT))
-            bound = facts.contraction(context)
-            if bound is not None:
-                contraction = torch.maximum(contraction, bound.double().expand_as(contraction))
             feature = 2 * z - feature
         return Reflected(feature, residual, rounding, contraction)
 
@@ -231,6 +355,11 @@ class ReflectionCertifier:
         largest_bias = self.exact.head.bias.abs().max()  # type: ignore[operator]
         read = rounded * (2 * norms(at.feature)[:, None] + logits.abs() + 2 * largest_bias)
         return logits, Margins.of(logits, error + read)
+
+    @property
+    def can_tighten(self) -> bool:
+        """Whether a smaller tolerance makes the states more precise: not if all are formulas."""
+        return len(self.closed_forms) < len(self.exact.reflections())
 
     def exit(self) -> ReflectionExit:
         """Return the solve that stops each image when its class is certain."""
@@ -283,9 +412,10 @@ class ReflectionExit:
         """Return the logits, and whether the class of each image is certain."""
         certifier, all_logits = self.certifier, None
         last = certifier.model.layer.solver.tolerance
+        first = max(FIRST_TOLERANCE, last) if certifier.can_tighten else last
         uncertain = torch.arange(len(images), device=images.device)
         certified = torch.zeros(len(images), dtype=torch.bool, device=images.device)
-        tolerance, starts = max(FIRST_TOLERANCE, last), None
+        tolerance, starts = first, None
         while True:
             with solving(certifier.model, tolerance=tolerance):
                 solved = certifier.solve(images[uncertain], starts)

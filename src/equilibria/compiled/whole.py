@@ -25,6 +25,7 @@ from equilibria.context import Context, State
 from equilibria.context.state import map_state, state_tensors, unflatten_state
 from equilibria.context.twin import twin
 from equilibria.equilibrium import EquilibriumLayer, capabilities
+from equilibria.equilibrium.closed_form import METHOD, closed_form_solution
 from equilibria.equilibrium.formats import usable
 from equilibria.equilibrium.layer import Inputs, as_inputs
 from equilibria.solvers.graph import traced_loop
@@ -59,6 +60,18 @@ class GraphLayer(nn.Module):
         if random or capabilities.refresh_until(cell) or layer.couples_batch:
             raise NotInOneGraph
         context = cell.inject(*inputs)
+        closed_form = capabilities.closed_form(cell)
+        if closed_form is not None:
+            state = closed_form(context)
+            solution = closed_form_solution(layer.solving.solver, state, context)
+            self.counts = (
+                solution.converged,
+                solution.residual,
+                solution.absolute_residual,
+                solution.iterations,
+            )
+            self.epsilon = solution.epsilon
+            return cell.output(state, context)
         if start is None:
             start = capabilities.first_image(cell, context)
         if start is None:
@@ -194,7 +207,7 @@ def _facts(
         evaluations=evaluations,
         sample_evaluations=len(status) * evaluations,
         tolerance=solver.tolerance,
-        solver=solver.method,
+        solver=solver.method if capabilities.closed_form(layer.cell) is None else METHOD,
         epsilon=epsilon,
         context=NO_CONTEXT,
     )

@@ -68,13 +68,19 @@ class ConvexPotential(Energy):
         return {"W": self.W.weights(layout[0])}
 
     def value(self, state: State, context: Context) -> Tensor:
-        return sum_per_sample(self.activation.primitive(self._lifted(state, context)))
+        return sum_per_sample(self.activation.primitive(self.lifted(state, context)))
 
     def descent(self, state: State, context: Context) -> State:
-        y = self.activation(self._lifted(state, context))
+        y = self.activation(self.lifted(state, context))
         return -self.W.adjoint(y, context.weights("W"))
 
-    def _lifted(self, state: State, context: Context) -> Tensor:
+    def lifted(self, state: State, context: Context) -> Tensor:
+        """Return Wz + b, the argument of the activation.
+
+        Args:
+            state: The state z.
+            context: Effective weights of W.
+        """
         lifted: Tensor = self.W(one_tensor(state, self), context.weights("W"))
         return lifted if self.bias is None else lifted + self.bias
 

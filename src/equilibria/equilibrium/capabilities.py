@@ -4,6 +4,7 @@
 |---|---|
 | `refresh_until`, `refresh(state, context)` | `refresh_until`: 0; `refresh`: context unchanged |
 | `first_image(context)` | `first_image`: None, solves start at `initial_state` |
+| `closed_form(context)` | `closed_form`: None, equilibria are iterated |
 | `monotone` | `is_monotone`: False |
 | `output_form` | `output_form`: "linear"; "other" if `output` is redefined |
 | `linearize(state, context)` | `gradients.capabilities.linearize`: from `step` alone |
@@ -21,6 +22,7 @@ that depends on the input), or neither ("other").
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -44,6 +46,7 @@ DEPENDENT_MEMBERS = {
         "objective",
         "monotone",
         "first_image",
+        "closed_form",
         "linearize",
         "symmetry_weight",
         "simplify",
@@ -133,6 +136,12 @@ def first_image(cell: Cell, context: Context) -> State | None:
     """
     method = described(cell, "first_image")
     return None if method is None else method(context)
+
+
+def closed_form(cell: Cell) -> Callable[[Context], State] | None:
+    """Return the formula of the equilibrium, a differentiable function of the context, or None."""
+    formula: Callable[[Context], State] | None = described(cell, "closed_form")
+    return formula
 
 
 def is_monotone(cell: Cell) -> bool:

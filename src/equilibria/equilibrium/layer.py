@@ -17,6 +17,7 @@ from equilibria.context.state import Packing, batch_size
 from equilibria.energies import Energy
 from equilibria.equilibrium import capabilities
 from equilibria.equilibrium.cell import Cell
+from equilibria.equilibrium.closed_form import closed_form_solution
 from equilibria.equilibrium.energy_cell import EnergyCell
 from equilibria.equilibrium.formats import usable
 from equilibria.equilibrium.function_cell import FunctionCell
@@ -171,10 +172,16 @@ class EquilibriumLayer(nn.Module):
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.no_grad())
             inputs = usable(as_inputs(x))
-            start = active.start() if start is None else start
-            problem = self._problem(inputs, start, active, gradient)
-            backward = Backward(self._backward_log, active.solving.strict, active.note_backward)
-            state, solution = gradient.equilibrium(self.cell, problem, solver, backward)
+            closed_form = self._closed_form(active)
+            if closed_form is None:
+                start = active.start() if start is None else start
+                problem = self._problem(inputs, start, active, gradient)
+                backward = Backward(self._backward_log, active.solving.strict, active.note_backward)
+                state, solution = gradient.equilibrium(self.cell, problem, solver, backward)
+            else:
+                context = self.cell.inject(*inputs)
+                state = closed_form(context)
+                solution = closed_form_solution(solver, state, context)
             self._conclude(solution, active, solver)
             active.note_equilibrium(inputs, state, solution.context)
             output = self.cell.output(state, solution.context)
@@ -199,7 +206,8 @@ class EquilibriumLayer(nn.Module):
         Args:
             x: Input of the cell, or a tuple of its inputs.
             start: State to start from, such as the `state` of an earlier solution.
-            solver: Solver of this call; None uses that of the layer.
+            solver: Solver of this call; None uses that of the layer, or the formula of a cell whose
+                equilibrium has one, unless `options` are given.
             trace: True records the residuals of every iteration, "states" also the states.
             options: Other settings of this call (see `Solving`): `tolerance`, `max_iterations`,
                 `starts` and `pick`.
@@ -216,10 +224,16 @@ class EquilibriumLayer(nn.Module):
         settings = active.solving.changed(solver=solver).changed(**options)
         # Leaving inference mode enables gradients.
         with torch.inference_mode(False), torch.no_grad():
-            method = settings.method()
-            start = active.start() if start is None else start
-            problem = self._problem(usable(as_inputs(x)), start, active, settings=settings)
-            solution = solve_in_blocks(method, problem, trace=trace)
+            inputs, method = usable(as_inputs(x)), settings.method()
+            iterates = trace or solver is not None or options
+            closed_form = None if iterates else self._closed_form(active)
+            if closed_form is None:
+                start = active.start() if start is None else start
+                problem = self._problem(inputs, start, active, settings=settings)
+                solution = solve_in_blocks(method, problem, trace=trace)
+            else:
+                context = self.cell.inject(*inputs)
+                solution = closed_form_solution(method, closed_form(context), context)
         return self._conclude(solution, active, method)
 
     def report_equilibrium(self, x: Inputs, state: State) -> None:
@@ -285,6 +299,10 @@ class EquilibriumLayer(nn.Module):
         state = self.cell.initial_state(*inputs, context)
         bound = self.cell.bounds(context, Packing.of(state).layout).contraction
         return None if bound is None else bound.expand(batch_size(state))
+
+    def _closed_form(self, active: Active) -> Callable[[Context], State] | None:
+        """Return the formula of the equilibrium; None without one, or if iterates are recorded."""
+        return None if active.records_iterates else capabilities.closed_form(self.cell)
 
     def _problem(
         self,

@@ -58,11 +58,19 @@ class LoopLayer(nn.Module):
         self.cell = cell
         self.loop = loop
         self.residual: Tensor | None = None
-        """‖T(y) − y‖ of every sample in the last call, whose resulting state is T(y)."""
+        """‖T(y) − y‖ of every sample in the last call, whose resulting state is T(y); 0 if the
+        equilibrium has a closed form."""
         self.iterations: Tensor | None = None
 
     def forward(self, x: Tensor, start: State | None = None) -> Tensor:
         context = self.cell.inject(x)
+        closed_form = capabilities.closed_form(self.cell)
+        if closed_form is not None:
+            state = closed_form(context)
+            samples = state_tensors(state)[0].flatten(1)[:, 0]
+            self.residual = torch.zeros_like(samples)
+            self.iterations = torch.ones_like(samples, dtype=torch.int64)
+            return self.cell.output(state, context)
         first = capabilities.first_image(self.cell, context)
         initial = self.cell.initial_state(x, context) if first is None else first
         solve = self._loop if self.loop.unrolled is None else self._unrolled

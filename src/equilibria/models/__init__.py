@@ -40,7 +40,8 @@ from equilibria.models.opteq.cells import DeepOptEqCell, OptEqCell, UnitLayer
 from equilibria.models.opteq.models import deep_opteq, deep_opteq_segmentation, opteq_imagenet
 from equilibria.models.opteq.models import opteq as build_opteq
 from equilibria.models.pretrained import PretrainedCard, pretrained_cards
-from equilibria.models.reflection.model import ReflectionCell, reflection_network
+from equilibria.models.reflection.cell import ReflectionCell
+from equilibria.models.reflection.model import reflection_network
 from equilibria.models.registry import (
     ModelDescription,
     create_model,

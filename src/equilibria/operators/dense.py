@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from equilibria.context.state import at_least_float32
 from equilibria.operators import spectral
 from equilibria.operators.base import Shape, Weights, shape_error
-from equilibria.operators.norm_control import KernelOperator, as_kernel, random_kernel
+from equilibria.operators.norm_control import NORMS, KernelOperator, as_kernel, random_kernel
+from equilibria.operators.orthonormal import orthonormal_rows
 
 
 class Dense(KernelOperator):
@@ -22,7 +24,8 @@ class Dense(KernelOperator):
     Args:
         in_features, out_features: Length of the last axis of inputs and outputs.
         norm: Norm control: "bound" guarantees ‖W‖ ≤ ζ, "estimate" approximates it by power
-            iteration, None disables it.
+            iteration, "orthonormal" makes W/ζ a matrix with orthonormal rows
+            (`orthonormal_rows`; needs `out_features <= in_features`), None disables it.
         zeta: Limit ζ on the norm.
 
     Examples:
@@ -34,6 +37,7 @@ class Dense(KernelOperator):
     """
 
     kernel: nn.Parameter
+    norms = (*NORMS, "orthonormal")
 
     def __init__(
         self, in_features: int, out_features: int, *, norm: str | None = None, zeta: float = 0.95
@@ -44,6 +48,7 @@ class Dense(KernelOperator):
                 f"{in_features} and {out_features}"
             )
         super().__init__(random_kernel(out_features, in_features), norm=norm, zeta=zeta)
+        self._check_rows()
 
     @classmethod
     def from_tensor(cls, matrix: Tensor, norm: str | None = None, zeta: float = 0.95) -> Dense:
@@ -57,7 +62,15 @@ class Dense(KernelOperator):
         """
         operator = cls.__new__(cls)
         KernelOperator.__init__(operator, as_kernel(matrix, 2), norm=norm, zeta=zeta)
+        operator._check_rows()
         return operator
+
+    def _check_rows(self) -> None:
+        if self.norm == "orthonormal" and self.out_features > self.in_features:
+            raise ValueError(
+                f"{self.out_features} rows of length {self.in_features} cannot be orthonormal; "
+                f"out_features must be at most {self.in_features}"
+            )
 
     @property
     def in_features(self) -> int:
@@ -96,6 +109,24 @@ class Dense(KernelOperator):
     def row_norms(self, input_shape: Shape) -> Tensor:
         norms: Tensor = torch.linalg.vector_norm(self.weight, dim=1)
         return norms
+
+    @property
+    def norm_limit(self) -> float | None:
+        return self.zeta if self.norm == "orthonormal" else super().norm_limit
+
+    def norm_bound(self, input_shape: Shape) -> Tensor:
+        if self.norm != "orthonormal":
+            return super().norm_bound(input_shape)
+        self.output_shape(input_shape)
+        return self._constant(self.zeta) + (self.kernel * 0).sum()  # NaN if K is not finite
+
+    def _effective(self, shape: Shape) -> Tensor:
+        if self.norm != "orthonormal":
+            return super()._effective(shape)
+        # Stored weights are computed in float64, so that all types agree to their precision.
+        kernel = at_least_float32(self.kernel) if torch.is_grad_enabled() else self.kernel.double()
+        with spectral.full_precision(kernel):
+            return (self.zeta * orthonormal_rows(kernel)).to(self.kernel.dtype)
 
     def _control_shape(self, input_shape: Shape | None) -> Shape:
         return (self.in_features,)

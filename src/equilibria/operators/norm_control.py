@@ -17,7 +17,7 @@ from equilibria.operators.base import LinearOperator, Shape, Weights
 from equilibria.operators.spectral import full_precision, graph_free, norm_along, seeded_vector
 from equilibria.registry import check_choice, check_positive
 
-NORMS = ("bound", "estimate", None)
+NORMS: tuple[str | None, ...] = ("bound", "estimate", None)
 
 FIRST_ITERATIONS = 50
 """Number of power steps without a previous vector."""
@@ -53,6 +53,8 @@ class KernelOperator(LinearOperator):
     """
 
     kernel_names: tuple[str, ...] = ("kernel",)
+    norms = NORMS
+    """Kinds of norm control that the operator supports."""
     norm_vector: Tensor
 
     def __init__(self, *kernels: nn.Parameter, norm: str | None, zeta: float) -> None:
@@ -62,7 +64,7 @@ class KernelOperator(LinearOperator):
         self.weight_count = len(kernels)
         self._anchor = kernels[0].detach().new_empty(0)
         self._memo = TensorMemo()
-        check_choice(NORMS, norm=norm)
+        check_choice(self.norms, norm=norm)
         check_positive(zeta=zeta)
         self.norm = norm
         self.zeta = zeta

@@ -21,87 +21,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.context import Context, State
-from equilibria.context.state import Layout
-from equilibria.energies import Input
-from equilibria.energies.convex_potential import ConvexPotential
-from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving, StepBounds
+from equilibria.equilibrium import EquilibriumLayer, Solving
 from equilibria.models.base import EquilibriumClassifier
 from equilibria.models.blocks import check_images
-from equilibria.operators import Conv2d, Dense, Identity
-from equilibria.operators.compose import OperatorLike
+from equilibria.models.reflection.cell import ReflectionCell
+from equilibria.models.reflection.dual import DualReflectionCell
+from equilibria.operators import Conv2d, Dense
 from equilibria.operators.norm_control import KernelOperator
 from equilibria.operators.rounding import accumulated
 from equilibria.registry import check_at_least_one, check_positive
-
-
-class ReflectionCell(EnergyCell):
-    """Reflection 2z − u at z = u − Wᵀσ(Wz + b), the proximal operator of a convex potential.
-
-    The step is z ← z − s∇G(z) with s = 2/(2 + ζ²), ‖W‖ ≤ ζ. The objective G of the proximal
-    operator is 1-strongly convex and its gradient is (1 + ζ²)-Lipschitz, so the step is a
-    contraction with factor ζ²/(2 + ζ²).
-
-    Args:
-        W: Operator of the potential.
-        bias: The bias b, or whether there is a trainable one.
-        zeta: ζ; by default the bound on ‖W‖ by construction. If there is none, s = 1.
-
-    Examples:
-        >>> layer = eq.EquilibriumLayer(cell=eq.models.ReflectionCell(eq.Dense(3, 3), zeta=1.0))
-        >>> layer(torch.ones(1, 3)).shape
-        torch.Size([1, 3])
-    """
-
-    def __init__(
-        self, W: OperatorLike, *, bias: bool | Tensor = True, zeta: float | None = None
-    ) -> None:
-        potential = ConvexPotential(W, bias, "relu")
-        limit = zeta if zeta is not None else potential.W.norm_limit
-        damping = 1.0 if limit is None else 2 / (2 + limit**2)
-        energy = Input(Identity(), bias=False) + potential
-        super().__init__(energy, "identity", damping=damping)
-
-    output_form = "affine"
-
-    def initial_state(self, x: Tensor, *others_and_context: Any) -> State:
-        """Return the input u, the solution for a potential of zero."""
-        return x
-
-    def output(self, state: State, context: Context) -> Tensor:
-        assert isinstance(state, Tensor)
-        return 2 * state - context.parts["input"]["c"]
-
-    @property
-    def limits(self) -> StepBounds[float]:
-        curvature = self.energy.limits.curvature
-        return StepBounds(None if curvature is None else self._factor(curvature))
-
-    def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
-        inherited, s = super().bounds(context, layout), self.damping
-
-        def contraction() -> Tensor | None:
-            curvature = self.energy.bounds(context, layout).curvature
-            if curvature is None:
-                return None
-            return torch.maximum((s * (1 + curvature) - 1).abs(), curvature * 0 + abs(1 - s))
-
-        return StepBounds(contraction, lambda: inherited.input)
-
-    def _factor(self, curvature: float) -> float:
-        s = self.damping
-        return max(abs(1 - s), abs(s * (1 + curvature) - 1))
-
-    @property
-    def guarantee(self) -> str | None:
-        """Guarantee of a unique, 1-Lipschitz equilibrium."""
-        return "unique, 1-Lipschitz in the input"
 
 
 class Isometry(nn.Module):
@@ -250,6 +183,7 @@ def reflection_network(
     pool: int = 1,
     zeta: float = 4.0,
     norm: str = "estimate",
+    dual: bool = False,
     num_classes: int = 10,
     in_channels: int = 3,
     solving: Solving | None = None,
@@ -267,6 +201,8 @@ def reflection_network(
         pool: Side of the squares of pixels that are averaged (see `Isometry`).
         zeta: Upper bound on ‖W‖. Larger norms reflect more completely and take longer to solve.
         norm: How ‖W‖ is controlled: "estimate" or "bound". Certificates do not depend on it.
+        dual: Whether dense reflections are solved in the dual (see `DualReflectionCell`), which is
+            faster for W with fewer rows than columns.
         num_classes: Number of classes.
         in_channels: Channels of the images.
         solving: How the layers solve.
@@ -307,7 +243,8 @@ def reflection_network(
             layers.append(nn.Flatten())
         dense = Dense(features, count, **control)  # type: ignore[arg-type]
         _scale_to(dense, zeta, (features,))
-        layers.append(EquilibriumLayer(ReflectionCell(dense, zeta=zeta), solving=solving))
+        cell = DualReflectionCell(dense, zeta=zeta) if dual else ReflectionCell(dense, zeta=zeta)
+        layers.append(EquilibriumLayer(cell, solving=solving))
     *first, last = layers
     assert isinstance(last, EquilibriumLayer)
     return ReflectionNetwork(nn.Sequential(*first), last, UnitHead(features, num_classes))
