@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from equilibria.analysis.calibration import Calibration, calibration
 from equilibria.analysis.certified import CERTIFIED_PER_BATCH, Certified, certified_images
 from equilibria.analysis.convergence import Convergence
+from equilibria.analysis.disk import PER_BATCH, CertifiedDisk, disk_of_median
 from equilibria.analysis.examples import EXAMPLES, choose_examples
 from equilibria.analysis.explanation import ExplainedPredictions, affordable, explain_predictions
 from equilibria.data import Batches, DataSet
@@ -51,6 +52,7 @@ class RunFindings:
         calibration: Accuracy by confidence.
         explanation: Explanation of some test images.
         certified: Certificates of some test images.
+        disk: Classes around one of these images, in a plane.
         robustness: Accuracy under attack.
         left_out: Parts that were not measured, as "part: command that measures it".
     """
@@ -66,6 +68,7 @@ class RunFindings:
     calibration: Calibration | None = None
     explanation: ExplainedPredictions | None = None
     certified: Certified | None = None
+    disk: CertifiedDisk | None = None
     robustness: RobustnessCurves | None = None
     left_out: Sequence[str] = ()
 
@@ -191,7 +194,7 @@ class _Measurements:
             robustness = self._robustness(images[: min(ATTACKED, most)], labels)
         if robustness is None:
             left_out.append(f"accuracy under attack: {command}")
-        certified = explanation = None
+        certified = explanation = disk = None
         if isinstance(self.model, EquilibriumClassifier):
             chosen = self._examples(images, labels)
             count = min(most, len(images), CERTIFIED if self.quick else CANDIDATES)
@@ -199,6 +202,8 @@ class _Measurements:
             certified = certified_images(
                 self.model, images[:count], labels[:count], refine=self.refine
             )
+            if most >= PER_BATCH:
+                disk = disk_of_median(self.model, images, certified.certificate.radius)
             self.on_step(f"explaining {len(chosen)} test images")
             explanation = explain_predictions(
                 self.model,
@@ -215,6 +220,7 @@ class _Measurements:
             findings,
             explanation=explanation,
             certified=certified,
+            disk=disk,
             robustness=robustness,
             left_out=left_out,
         )

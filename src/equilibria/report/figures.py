@@ -11,6 +11,7 @@ from torch import Tensor
 
 from equilibria.analysis.calibration import Calibration
 from equilibria.analysis.convergence import Convergence
+from equilibria.analysis.disk import CertifiedDisk
 from equilibria.analysis.features import Relations
 from equilibria.inputs import AttackResult, RobustnessCurves
 from equilibria.report.charts import Chart, Series, recolored, side_by_side
@@ -210,6 +211,27 @@ def radius_chart(certified: Sequence[tuple[float, float]], samples: int) -> Char
         description="The share of test images with a certificate for the right class up to a "
         f"distance: {certified[0][1]:.0%} at distance 0, none beyond {certified[-1][0]:.3g}.",
         limits=(0.0, 1.0),
+    )
+
+
+def disk_chart(disk: CertifiedDisk) -> Chart:
+    """Draw the certified disk of an image, and where the class changes in a plane around it."""
+    width, height = disk.frame[0]
+    return Chart(
+        title="Certified disk of one image",
+        x="change in the steepest direction",
+        y="change in a random direction, in L2",
+        series=[
+            Series(disk.circle, f"certified: {disk.radius:.3g}", "fourth"),
+            Series(disk.boundary, "class changes, or nowhere up to the frame", "second", "dashed"),
+            Series(disk.frame, color="third", kind="thin"),
+            Series([(0.0, 0.0)], "image", kind="dots"),
+        ],
+        description=f"A plane around a test image: a circle with its certified radius "
+        f"{disk.radius:.3g}, and the nearest points with another class, which are all outside of "
+        f"it. They were found on {disk.changed} of {len(disk.boundary) - 1} rays, up to "
+        f"{width:.3g} in the steepest direction.",
+        limits=(-1.1 * height, 1.1 * height),
     )
 
 

@@ -19,6 +19,7 @@ from equilibria.report.charts import Chart
 from equilibria.report.figures import (
     calibration_chart,
     convergence_charts,
+    disk_chart,
     radius_chart,
     relation_chart,
     robustness_charts,
@@ -100,6 +101,7 @@ def _rendered(template: str, **facts: Any) -> str:
         "dark": vars(DARK),
         "calibration_chart": calibration_chart,
         "convergence_charts": convergence_charts,
+        "disk_chart": disk_chart,
         "radius_chart": radius_chart,
         "relation_chart": relation_chart,
         "robustness_charts": robustness_charts,
