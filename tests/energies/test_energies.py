@@ -15,6 +15,7 @@ import equilibria as eq
 from equilibria.context import Context
 from equilibria.context.state import Packing
 from equilibria.energies import DataFidelity, RidgePrior
+from equilibria.energies.adaptive import AdaptiveRidgePrior
 from equilibria.energies.compose import Scaled, Sum
 from equilibria.energies.function import FunctionEnergy
 from equilibria.operators import GraphConv, Identity, Incidence
@@ -45,6 +46,12 @@ def smoothness(y: Tensor, x: Tensor) -> Tensor:
     return (y[:, 1:] - y[:, :-1]).square().flatten(1).sum(dim=1)
 
 
+def adaptive_ridge() -> AdaptiveRidgePrior:
+    term = AdaptiveRidgePrior(width=4, depth=2, channels=12, kernel_size=3, noise=0.5)
+    nn.init.normal_(term.network[-1].weight, std=0.2)  # zero at first
+    return term
+
+
 VECTOR, IMAGE, SEQUENCE, TOKENS, NODES = (5,), (2, 4, 4), (2, 7), (4, 3), (6, 3)
 ODD_IMAGE = (2, 5, 6)
 
@@ -61,9 +68,9 @@ TERMS: dict[str, tuple[tuple[int, ...], Callable[[], eq.Energy]]] = {
     "quadratic-tokens": (TOKENS, lambda: eq.Quadratic(eq.Dense(4, 3, norm="bound", zeta=0.5))),
     "quadratic-graph": (NODES, lambda: eq.Quadratic(GraphConv(EDGES, 4, 3))),
     "laplacian": (NODES, lambda: -0.5 * eq.Quadratic(Incidence(EDGES).T)),
-    "ridge": (ODD_IMAGE, lambda: RidgePrior((12,), (3,), noise=0.5)),
-    "ridge-composed": (ODD_IMAGE, lambda: RidgePrior((2, 4), (2, 2), noise=0.5)),
-    "ridge-convex": (ODD_IMAGE, lambda: RidgePrior((2, 5), (2, 2), concavity=0, noise=0.5)),
+    "ridge": (ODD_IMAGE, lambda: RidgePrior(12, 3, noise=0.5)),
+    "ridge-adaptive": ((1, 5, 6), adaptive_ridge),
+    "ridge-convex": (ODD_IMAGE, lambda: RidgePrior(5, 2, concavity=0, noise=0.5)),
     "fidelity": (ODD_IMAGE, DataFidelity),
     "fidelity-blur": (ODD_IMAGE, lambda: DataFidelity(eq.operators.Blur(0.5), box=0.4)),
     "fidelity-function": (ODD_IMAGE, lambda: DataFidelity(torch.tanh)),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equilibria.context import Context, State
 from equilibria.context.state import Layout
+from equilibria.energies.adaptive import AdaptiveRidgePrior
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds
 from equilibria.energies.facts import Facts
@@ -58,12 +59,23 @@ class OpponentPrior(Energy):
         """Side length of the filters, in pixels."""
         return max(self.luminance.size, self.colors.size)
 
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the prior depends on the noisy image."""
+        return isinstance(self.luminance, AdaptiveRidgePrior)
+
     def inject(self, *inputs: Tensor) -> Context:
         noise = noise_level(*inputs)
-        gray = Context(sample={"scales": self.luminance.scales(noise)})
-        bright = Context(sample={"scales": self.luminance.scales(noise, 1 / math.sqrt(3))})
-        colors = Context(sample={"scales": self.colors.scales(noise)})
-        return Context(parts={"gray": gray, "bright": bright, "colors": colors})
+        image = inputs[0]
+        is_gray, is_color = (image.dim() == 4 and image.shape[1] == count for count in (1, 3))
+        luminance = self._rotated(image, self.basis)[:, :1] if is_color else None
+        scales = {
+            "gray": self.luminance.scales(noise, image if is_gray else None),
+            "bright": self.luminance.scales(noise, luminance, 1 / math.sqrt(3)),
+            "colors": self.colors.scales(noise, None),
+        }
+        parts = {name: Context(sample={"scales": values}) for name, values in scales.items()}
+        return Context(parts=parts)
 
     def complete(self, context: Context, layout: Layout) -> Context:
         channels, *_ = layout[0]

@@ -8,10 +8,9 @@ After Goujon, Neumayer, Unser, "A neural-network-based convex regularizer for in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise, product
-from typing import cast
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +25,14 @@ from equilibria.energies.facts import Facts
 from equilibria.energies.terms import one_tensor
 from equilibria.registry import check_at_least_one, check_not_negative, check_positive
 
-LEVELS = (2 / 255, 5 / 255, 10 / 255, 20 / 255, 35 / 255, 60 / 255)
+LEVELS = (5 / 255, 10 / 255, 20 / 255, 35 / 255, 60 / 255)
 """Noise levels at which the scales of a prior are learned; others are interpolated."""
-KNOTS = (0.25, 0.5, 2.0, 5.0, 9.0)
-"""Knots of the profile, in units of the noise in a filter response.
-
-Each knot costs one pass over all responses.
-"""
+INITIAL_RESPONSE = 8.0
+"""Initial standard deviation of scaled responses to noise; the first knot of the profile is 1."""
 RATE_FACTOR = 5.0
-"""Scales and slopes are stored divided by this factor, so that they learn faster than filters."""
+"""Scales are stored divided by this factor, so that they learn faster than filters."""
+BLOCK = 4
+"""Side of the squares of pixels that are channels in differentiable convolutions."""
 GRID_SIZE = 128
 """Frequencies per direction at which the norm of the filters is evaluated."""
 RESPONSES_PER_PIECE = 2**18
@@ -52,6 +50,7 @@ class _Piece:
     rows: slice
     columns: slice
     scales: Tensor
+    """α of each filter, shape (filters,), or of each response."""
     responses: Tensor
     """α (W y), shape (rows, filters, columns)."""
 
@@ -59,23 +58,21 @@ class _Piece:
 class RidgePrior(Energy):
     """Learned image prior R(y; σ) = Σ_c Σ_pixels α_c(σ)⁻² ψ(α_c(σ) (W y)_c).
 
-    It acts on each image channel separately. W is a composition of zero-mean convolutions without
-    padding, with norm at most 1. ψ is even, and ψ′ is a linear spline that is constant beyond its
-    last knot, with slopes between −`concavity` and `steepness`:
+    It acts on each image channel separately. W is a zero-mean convolution without padding, with
+    norm at most 1. ψ is even, and ψ′ has the slope S = `steepness` up to 1, then −ρ =
+    −`concavity` until it is zero again at τ = 1 + S/ρ, and is zero from there on:
 
-        ψ = Σ_k (s_k − s_{k+1}) h_k,  h_k(t) = ½ min(|t|, τ_k)² + τ_k max(|t| − τ_k, 0),
+        ψ′(t) = (S + ρ) clamp(t, −1, 1) − ρ clamp(t, −τ, τ).
 
-    where s_k is the slope before the knot τ_k. Scaling does not change slopes, so −concavity ≤ ∇²R
-    ≤ steepness at every noise level. ½‖y − x‖² + R is strongly convex if concavity < 1, and R is
-    convex if concavity = 0.
+    Small responses, which are noise, are penalized; a response beyond τ costs no more if it grows.
+    Scaling does not change slopes, so −ρ ≤ ∇²R ≤ S at every noise level. ½‖y − x‖² + R is strongly
+    convex if ρ < 1, and R is convex if ρ = 0.
 
     Args:
-        channels: Output channels of the convolutions. A single convolution is initialized with
-            cosines, without the constant one.
-        kernel_sizes: Kernel sizes of the convolutions, in pixels.
-        concavity: Upper bound on the eigenvalues of −∇²R.
-        steepness: Upper bound on the eigenvalues of ∇²R.
-        knots: The knots τ_k, positive and increasing.
+        channels: Number of filters. They are initialized with cosines, without the constant one.
+        kernel_size: Side length of the filters, in pixels.
+        concavity: ρ, an upper bound on the eigenvalues of −∇²R.
+        steepness: S, an upper bound on the eigenvalues of ∇²R.
         noise: Noise level σ; None takes the last input of the layer, one number per sample.
     """
 
@@ -84,45 +81,34 @@ class RidgePrior(Energy):
 
     def __init__(
         self,
-        channels: Sequence[int] = (48,),
-        kernel_sizes: Sequence[int] = (9,),
+        channels: int = 48,
+        kernel_size: int = 9,
         *,
         concavity: float = 0.9,
         steepness: float = 30.0,
-        knots: Sequence[float] = KNOTS,
         noise: float | None = None,
     ) -> None:
         super().__init__()
         check_not_negative(concavity=concavity)
         check_positive(steepness=steepness)
+        check_at_least_one(channels=channels)
         if noise is not None:
             check_positive(noise=noise)
-        if not knots or any(a >= b for a, b in pairwise((0.0, *knots))):
-            raise ValueError(f"knots must be positive and increasing, got {list(knots)}")
-        if not channels or len(channels) != len(kernel_sizes):
+        if kernel_size < 2:
             raise ValueError(
-                "channels and kernel_sizes must have the same positive length, got "
-                f"{len(channels)} and {len(kernel_sizes)}"
+                f"zero-mean filters need more than one pixel, got kernel_size={kernel_size}; "
+                "use at least 2"
             )
-        for count, size in zip(channels, kernel_sizes, strict=True):
-            check_at_least_one(channels=count, kernel_size=size)
         self.concavity = concavity
         self.steepness = steepness
-        self.knots = tuple(float(knot) for knot in knots)
         self.noise = noise
-        self.size = 1 + sum(size - 1 for size in kernel_sizes)
-        """Side length of the composed filters, in pixels."""
-        if self.size < 2:
-            raise ValueError(
-                f"zero-mean filters need more than one pixel, got kernel_sizes={[*kernel_sizes]}; "
-                "use at least one kernel size above 1"
-            )
-        self.kernels = nn.ParameterList(_initial_kernels(channels, kernel_sizes))
-        # A cosine has norm 1/√channels in W, so that noise is about 2 in units of the knots.
-        initial = math.log(2.0 * math.sqrt(channels[-1] + 1))
-        log_scales = torch.full((channels[-1], len(LEVELS)), initial / RATE_FACTOR)
+        self.size = kernel_size
+        """Side length of the filters, in pixels."""
+        self.kernel = nn.Parameter(_cosines(channels, kernel_size))
+        # A cosine has norm 1/√channels in W.
+        initial = math.log(INITIAL_RESPONSE * math.sqrt(channels + 1))
+        log_scales = torch.full((channels, len(LEVELS)), initial / RATE_FACTOR)
         self.log_scales = nn.Parameter(log_scales)
-        self.slopes = nn.Parameter(self._initial_slopes() / RATE_FACTOR)
         self.register_buffer("levels", torch.tensor(LEVELS).log(), persistent=False)
 
     @property
@@ -136,7 +122,7 @@ class RidgePrior(Energy):
         """Compute the scale α_c(σ) of each sample and filter at the noise level σ."""
         if self.noise is not None:
             inputs = (*inputs, inputs[0].new_full((1,), self.noise))
-        return Context(sample={"scales": self.scales(noise_level(*inputs))})
+        return Context(sample={"scales": self.scales(noise_level(*inputs), inputs[0])})
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
         _, *sides = layout[0]
@@ -145,62 +131,48 @@ class RidgePrior(Energy):
                 f"a prior with {self.size}×{self.size} filters needs images (C, H, W) with H and W "
                 f"of at least {self.size}, got {tuple(layout[0])}"
             )
-        slopes = self.slope_values()
-        return {"W": self.filters(), "steps": slopes - F.pad(slopes[1:], (0, 1))}
+        return {"W": self.filters()}
 
     def filters(self) -> Tensor:
-        """Return the composed convolutions W as one, shape (filters, 1, size, size).
+        """Return W, zero-mean filters of norm at most 1, shape (filters, 1, size, size)."""
+        filters = self.kernel - self.kernel.mean(dim=(2, 3), keepdim=True)
+        return filters / norm_of_filters(filters)
 
-        It has zero mean and norm at most 1.
-        """
-        composed = cast(Tensor, self.kernels[0])
-        for kernel in list(self.kernels)[1:]:
-            margin = kernel.shape[2] - 1
-            padded = F.pad(composed.transpose(0, 1), (margin, margin, margin, margin))
-            composed = F.conv2d(padded, kernel.flip(2, 3)).transpose(0, 1)
-        composed = composed - composed.mean(dim=(2, 3), keepdim=True)
-        return composed / norm_of_filters(composed)
-
-    def slope_values(self) -> Tensor:
-        """Return the slopes of the spline ψ′, the filters' nonlinearity, between its knots.
-
-        They are listed from zero outwards.
-        """
-        share = (RATE_FACTOR * self.slopes).sigmoid()
-        return share * (self.steepness + self.concavity) - self.concavity
+    @property
+    def _clamps(self) -> list[tuple[float, float]]:
+        """Knots τ_k and factors s_k of ψ′(t) = Σ s_k clamp(t, −τ_k, τ_k), the largest knot last."""
+        S, rho = self.steepness, self.concavity
+        return [(1.0, S + rho), (1 + S / rho, -rho)] if rho else [(1.0, S)]
 
     def value(self, state: State, context: Context) -> Tensor:
         y = one_tensor(state, self)
         if self._is_differentiated(y, context):
-            scales, W, steps = context["scales"], context["W"], context["steps"]
-            alphas = scales[:, None, :, None]
-            return sum_per_sample(
-                _profile(self._responses(y, W) * alphas, steps, self.knots) / alphas.square()
-            )
+            responses, alphas, counted = self._in_blocks(y, context)
+            profile = self._profile(responses * alphas) * counted / alphas.square()
+            return sum_per_sample(profile.reshape(len(y), -1))
         totals = y.new_zeros(len(y))
         for piece in self._pieces(y, context):
-            profile = _profile(piece.responses, context["steps"], self.knots).sum(dim=(0, 2))
-            totals[piece.sample] += (profile / piece.scales.square()).sum()
+            scales = piece.scales[:, None] if piece.scales.dim() == 1 else piece.scales
+            totals[piece.sample] += (self._profile(piece.responses) / scales.square()).sum()
         return totals
 
     def descent(self, state: State, context: Context) -> State:
         y = one_tensor(state, self)
         if self._is_differentiated(y, context):
-            scales, W, steps = context["scales"], context["W"], context["steps"]
-            alphas = scales[:, None, :, None]
-            slopes = (
-                _differentiable_slope(self._responses(y, W) * alphas, steps, self.knots) / alphas
-            )
-            columns = W.flatten(1).T @ slopes
-            folded = F.fold(columns.flatten(0, 1), y.shape[2:], self.size)
-            return -folded.reshape(y.shape)
-        step_values = context["steps"].tolist()
+            responses, alphas, counted = self._in_blocks(y, context)
+            slopes = self._differentiable_slope(responses, alphas, counted)
+            blocks = F.conv_transpose2d(slopes, _in_block_channels(context["W"]))
+            pixels = F.pixel_shuffle(blocks, BLOCK)[..., : y.shape[2], : y.shape[3]]
+            return -pixels.reshape(y.shape)
         descent = torch.zeros_like(y, memory_format=torch.contiguous_format)
         buffer: Tensor | None = None
         for piece in self._pieces(y, context):
-            slopes = _slope_in_place(piece.responses, step_values, self.knots)
-            adjoint = (context["W"][:, 0].flip(1) / piece.scales[:, None, None]).flatten(1).T
-            buffer = _contributions(adjoint, slopes, buffer)
+            slopes, adjoint = self._slope_in_place(piece.responses), context["W"][:, 0].flip(1)
+            if piece.scales.dim() == 1:
+                adjoint = adjoint / piece.scales[:, None, None]
+            else:
+                slopes.div_(piece.scales)
+            buffer = _contributions(adjoint.flatten(1).T, slopes, buffer)
             # Sum, for each image row, over the response rows whose filters cover it.
             rows = buffer.reshape(len(buffer), self.size, self.size, -1).unfold(0, self.size, 1)
             row_sums = rows.diagonal(dim1=1, dim2=4).sum(dim=-1)
@@ -214,16 +186,17 @@ class RidgePrior(Energy):
         return Bounds(max(self.steepness, self.concavity), self.concavity)
 
     def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
-        slopes = self.slope_values()
-        return Bounds(slopes.abs().amax(), (-slopes).amax().clamp_min(0))
+        limits = self.limits
+        return Bounds(torch.tensor(limits.curvature), torch.tensor(limits.concavity))
 
-    def scales(self, noise: Tensor, unit: float = 1.0) -> Tensor:
+    def scales(self, noise: Tensor, image: Tensor | None, unit: float = 1.0) -> Tensor:
         """Return the filters' scales α = exp(learned scale at σ) / σ, shape (B, filters).
 
         The learned scale is interpolated in the logarithm of the noise level σ.
 
         Args:
             noise: Noise level σ of each sample, shape (B,).
+            image: Noisy image, on which the scales of a subclass may depend.
             unit: Size of the image values relative to a grayscale image: the learned scales are
                 read at `noise * unit`. `OpponentPrior` uses 1/√3 for the luminance of RGB images.
         """
@@ -235,11 +208,30 @@ class RidgePrior(Energy):
         learned = torch.lerp(log_scales[right - 1], log_scales[right], share[:, None])
         return learned.exp() / noise[:, None].to(learned)
 
-    def _responses(self, y: Tensor, W: Tensor) -> Tensor:
-        """Return (Wy)_c with shape (samples, image channels, filters, pixels)."""
-        columns = F.unfold(y.reshape(-1, 1, *y.shape[2:]), self.size)
-        responses: Tensor = W.flatten(1) @ columns
-        return responses.reshape(*y.shape[:2], len(W), -1)
+    def _in_blocks(self, y: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Return W y in the graph, its scales, and which of its entries are inside the image.
+
+        Squares of pixels are channels, which makes convolutions of single-channel images several
+        times faster. The shape is (samples · image channels, filters · square, rows, columns).
+        """
+        height, width = (size - self.size + 1 for size in y.shape[2:])
+        rows, columns = (-(-size // BLOCK) for size in (height, width))
+        margin = _blocks_of_kernel(self.size) - 1
+        bottom = (rows + margin) * BLOCK - y.shape[2]
+        right = (columns + margin) * BLOCK - y.shape[3]
+        padded = F.pad(y.reshape(-1, 1, *y.shape[2:]), (0, right, 0, bottom))
+        blocks = F.pixel_unshuffle(padded, BLOCK).contiguous(memory_format=torch.channels_last)
+        responses = F.conv2d(blocks, _in_block_channels(context["W"]))
+        scales = context["scales"].repeat_interleave(y.shape[1], dim=0)
+        whole = (0, columns * BLOCK - width, 0, rows * BLOCK - height)
+        if scales.dim() == 2:
+            alphas = scales.repeat_interleave(BLOCK**2, dim=1)[:, :, None, None]
+        else:
+            alphas = F.pixel_unshuffle(F.pad(scales, whole, value=1.0), BLOCK)
+            alphas = alphas.contiguous(memory_format=torch.channels_last)
+        inside = F.pad(y.new_ones(1, 1, height, width), whole)
+        counted = F.pixel_unshuffle(inside, BLOCK).repeat(1, scales.shape[1], 1, 1)
+        return responses, alphas, counted
 
     def _is_differentiated(self, y: Tensor, context: Context) -> bool:
         return torch.is_grad_enabled() and any(t.requires_grad for t in (y, *context.tensors()))
@@ -260,7 +252,8 @@ class RidgePrior(Energy):
             height / math.ceil(len(W) * height * max_columns / RESPONSES_PER_PIECE)
         )
         for sample, scales in enumerate(context["scales"]):
-            scaled = (W * scales[:, None, None, None]).flatten(1)
+            is_local = scales.dim() == 3
+            filters = (W if is_local else W * scales[:, None, None, None]).flatten(1)
             for channel, top, left in product(
                 range(y.shape[1]), range(0, height, max_rows), range(0, width, max_columns)
             ):
@@ -268,20 +261,49 @@ class RidgePrior(Energy):
                 area = slice(top, top + rows + margin), slice(left, left + columns + margin)
                 copies = y[sample, channel][area].unfold(1, columns, 1).contiguous().flatten(0, 1)
                 windows = copies.unfold(0, self.size**2, self.size).transpose(1, 2)
-                responses = torch.bmm(scaled.expand(rows, -1, -1), windows)
-                yield _Piece(sample, channel, *area, scales, responses)
+                responses = torch.bmm(filters.expand(rows, -1, -1), windows)
+                part = scales
+                if is_local:
+                    part = scales[:, top : top + rows, left : left + columns].transpose(0, 1)
+                    responses.mul_(part)
+                yield _Piece(sample, channel, *area, part, responses)
 
-    def _initial_slopes(self) -> Tensor:
-        """Return slopes of a ψ′ that rises as fast as allowed up to the first knot, then falls.
+    def _differentiable_slope(self, responses: Tensor, alphas: Tensor, counted: Tensor) -> Tensor:
+        """Return ψ′(αr)/α in the graph, with all derivatives of a linear spline.
 
-        Small responses, which are noise, are penalized; large ones are not.
+        Where ψ′(t) = a + bt, it is a/α + br. Each product of a backward solve only multiplies by b.
         """
-        knots = torch.tensor((0.0, *self.knots), dtype=torch.float64)
-        top = self.steepness * self.knots[0]
-        falling = (top - self.concavity * (knots - self.knots[0])).clamp_min(0)
-        slopes = torch.minimum(self.steepness * knots, falling).diff() / knots.diff()
-        share = (slopes + self.concavity) / (self.steepness + self.concavity)
-        return share.clamp(0.004, 0.99).logit().float()
+        with torch.no_grad():
+            t = responses * alphas
+            size, knots = t.abs(), [knot for knot, _ in self._clamps]
+            is_steep = (size <= knots[0]) * counted
+            is_outside = (size > knots[0]) * counted
+            if self.concavity:
+                is_outside *= size <= knots[-1]
+            slope = is_steep * self.steepness - is_outside * self.concavity
+            intercept = t.sign() * is_outside * (self.steepness + self.concavity)
+        return intercept / alphas + slope * responses
+
+    def _slope_in_place(self, t: Tensor) -> Tensor:
+        """Return ψ′(t), overwriting t.
+
+        Clamping at the smaller knot reuses the values clamped at the larger one.
+        """
+        total: Tensor | None = None
+        for knot, factor in reversed(self._clamps):
+            t.clamp_(-knot, knot)
+            total = t * factor if total is None else total.add_(t, alpha=factor)
+        assert total is not None
+        return total
+
+    def _profile(self, t: Tensor) -> Tensor:
+        """Return ψ(t)."""
+        size = t.abs()
+        total = torch.zeros_like(t)
+        for knot, factor in self._clamps:
+            near = size.clamp_max(knot)
+            total = total + factor * near * (size - 0.5 * near)
+        return total
 
 
 def noise_level(image: Tensor, *others: Tensor) -> Tensor:
@@ -310,14 +332,19 @@ def norm_of_filters(filters: Tensor) -> Tensor:
     return norm
 
 
-def _initial_kernels(channels: Sequence[int], sizes: Sequence[int]) -> list[nn.Parameter]:
-    in_channels = [1, *channels[:-1]]
-    if len(channels) == 1:
-        return [nn.Parameter(_cosines(channels[0], sizes[0]))]
-    return [
-        nn.Parameter(torch.randn(count, inputs, size, size) / (size * math.sqrt(inputs)))
-        for count, inputs, size in zip(channels, in_channels, sizes, strict=True)
+def _blocks_of_kernel(size: int) -> int:
+    """Return the side of a kernel in blocks, for all positions of its corner in a block."""
+    return -(-(size + BLOCK - 1) // BLOCK)
+
+
+def _in_block_channels(W: Tensor) -> Tensor:
+    """Return the convolution W of images as one of images whose channels are squares of pixels."""
+    room = _blocks_of_kernel(W.shape[2]) * BLOCK - W.shape[2]
+    placed = [
+        F.pad(W, (left, room - left, top, room - top))
+        for top, left in product(range(BLOCK), repeat=2)
     ]
+    return F.pixel_unshuffle(torch.stack(placed, dim=1).flatten(0, 1), BLOCK)
 
 
 def _cosines(count: int, size: int) -> Tensor:
@@ -337,32 +364,6 @@ def _cosines(count: int, size: int) -> Tensor:
     kernels = F.pad(planes[order[:count]].float(), (before, after, before, after))
     random = torch.randn(max(0, count - len(kernels)), 1, size, size) / size
     return torch.cat([kernels, random])
-
-
-def _differentiable_slope(t: Tensor, steps: Tensor, knots: Sequence[float]) -> Tensor:
-    """Return ψ′(t) in the graph, with all derivatives of a linear spline.
-
-    The derivative in t comes from a summand of value zero, so that each product of a backward solve
-    only multiplies by ψ″.
-    """
-    fixed = t.detach()
-    clamped = torch.stack([fixed.clamp(-knot, knot).flatten() for knot in knots])
-    slope = (steps.to(t) @ clamped).reshape(t.shape)
-    return slope + (t - fixed) * _second_derivative(fixed, steps, knots)
-
-
-def _slope_in_place(t: Tensor, steps: Sequence[float], knots: Sequence[float]) -> Tensor:
-    """Return ψ′(t) = Σ_k (s_k − s_{k+1}) clamp(t, −τ_k, τ_k), overwriting t.
-
-    Knots are processed from the last to the first, because clamping at a smaller knot can reuse
-    the values clamped at a larger one.
-    """
-    total: Tensor | None = None
-    for knot, step in zip(reversed(knots), reversed(steps), strict=True):
-        t.clamp_(-knot, knot)
-        total = t * step if total is None else total.add_(t, alpha=step)
-    assert total is not None
-    return total
 
 
 def _contributions(adjoint: Tensor, slopes: Tensor, buffer: Tensor | None) -> Tensor:
@@ -385,20 +386,3 @@ def _contributions(adjoint: Tensor, slopes: Tensor, buffer: Tensor | None) -> Te
         buffer[margin + rows :] = 0
     torch.bmm(adjoint.expand(rows, -1, -1), slopes, out=buffer[margin : margin + rows])
     return buffer
-
-
-def _second_derivative(t: Tensor, steps: Tensor, knots: Sequence[float]) -> Tensor:
-    """Return ψ″(t): the slope before the first knot that is at least |t|."""
-    slopes = F.pad(steps.flip(0).cumsum(0).flip(0), (0, 1))
-    index = torch.bucketize(t.abs(), torch.tensor(knots, dtype=t.dtype, device=t.device))
-    return slopes.index_select(0, index.flatten()).reshape(t.shape).to(t)
-
-
-def _profile(t: Tensor, steps: Tensor, knots: Sequence[float]) -> Tensor:
-    """Return ψ(t)."""
-    size = t.abs()
-    total = torch.zeros_like(t)
-    for knot, step in zip(knots, steps.unbind(), strict=True):
-        near = size.clamp_max(knot)
-        total = total + step * near * (size - 0.5 * near)
-    return total

@@ -97,12 +97,13 @@ class ImageMeasurement:
         """
         return measured
 
-    def first_guess(self, measured: Tensor, noise: float) -> Tensor:
+    def first_guess(self, measured: Tensor, noise: float | Tensor) -> Tensor:
         """Return the image at which a solve starts.
 
         Args:
             measured: Measured values, shape (B, C, h, w).
-            noise: Standard deviation of the noise in the measured values.
+            noise: Standard deviation of the noise in the measured values; a tensor broadcasts with
+                them.
         """
         return self.first_picture(measured)
 
@@ -219,7 +220,7 @@ class AveragePool(ImageMeasurement, LinearOperator):
     def first_picture(self, measured: Tensor) -> Tensor:
         return self.picture(measured)
 
-    def first_guess(self, measured: Tensor, noise: float) -> Tensor:
+    def first_guess(self, measured: Tensor, noise: float | Tensor) -> Tensor:
         """Return a smooth enlargement; one by blocks is near a poor local minimum."""
         if self.scale == 1:
             return self.picture(measured)
@@ -260,7 +261,7 @@ class Identity(_SameShape):
     def norm_bound(self, input_shape: Shape) -> Tensor:
         return self._constant(1.0)
 
-    def first_guess(self, measured: Tensor, noise: float) -> Tensor:
+    def first_guess(self, measured: Tensor, noise: float | Tensor) -> Tensor:
         """Return a denoised image (Lee, 1980).
 
         With mean μ and variance v of the pixels around each pixel x, the result is
@@ -269,8 +270,8 @@ class Identity(_SameShape):
         wider = reflect(measured, WINDOW // 2)
         mean = F.avg_pool2d(wider, WINDOW, stride=1)
         variance = F.avg_pool2d(wider.square(), WINDOW, stride=1) - mean.square()
-        floor = 1.5 * noise**2
-        share = (variance - floor).clamp_min(0) / variance.clamp_min(floor)
+        floor = 1.5 * torch.as_tensor(noise).to(measured).square()
+        share = (variance - floor).clamp_min(0) / variance.maximum(floor)
         return mean + share * (measured - mean)
 
     def _map(self, z: Tensor, weights: Weights) -> Tensor:

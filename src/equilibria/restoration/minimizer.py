@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -39,7 +39,7 @@ from equilibria.energies import DataFidelity, OpponentPrior
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.gradients import Implicit
 from equilibria.models.blocks import check_images
-from equilibria.models.restorers.photo import PhotoCell
+from equilibria.models.restorers.photo import GradientBelow, PhotoCell
 from equilibria.operators import Identity, LinearOperator
 from equilibria.operators.measurements import about, reflect
 from equilibria.operators.spectral import leading_vector, seeded_vector
@@ -87,18 +87,6 @@ class ErrorBelow(StoppingCriterion):
 
 
 @dataclass(frozen=True)
-class GradientBelow(StoppingCriterion):
-    """Root mean square of ∇G at most `gradient`, with T(y) − y = −`length`·∇G."""
-
-    gradient: float
-    length: float
-
-    def reached(self, iterate: Iterate) -> Tensor:
-        size = math.sqrt(iterate.image.shape[1])
-        return iterate.residuals.absolute <= self.length * self.gradient * size
-
-
-@dataclass(frozen=True)
 class Iteration:
     """One iteration of a solve, for observers.
 
@@ -122,6 +110,9 @@ class _Observed(StoppingCriterion):
 
     criterion: StoppingCriterion
     on_state: Callable[[Tensor], None]
+
+    def notes(self) -> Mapping[str, Tensor]:
+        return self.criterion.notes()
 
     def reached(self, iterate: Iterate) -> Tensor:
         state = iterate.problem.unpack(iterate.image)
@@ -425,6 +416,11 @@ class PhotoMinimizer(nn.Module):
                 of the other pixels to those of the minimizer.
             low_memory: Use a solver that stores two pictures.
         """
+        if self.prior.is_adaptive and not about(measurement).keeps_all:
+            raise ValueError(
+                "a prior that adapts to the noisy picture removes noise only; use a prior without "
+                "a network, such as that of the package"
+            )
         context, layout = Context(), (tuple(start.shape[1:]),)
         # `DataFidelity` weighs by (σ/spread)² with σ the last input of the layer: this gives w.
         spread = self.noise * math.sqrt(self.strength)
@@ -447,7 +443,8 @@ class PhotoMinimizer(nn.Module):
         # Converged samples stay in the batch, because a measurement may have one mask per sample.
         options: dict[str, Any] = {"max_iterations": self.max_iterations, "drop_share": 1.0}
         if contraction is None:
-            stop: StoppingCriterion = GradientBelow(GRADIENT_TOLERANCE * self.level, cell.damping)
+            gradient = measured.new_full((len(measured),), GRADIENT_TOLERANCE * self.level)
+            stop: StoppingCriterion = GradientBelow(gradient, cell.damping)
             solver: Method = Anderson(memory=8, stop=stop, **options)
         else:
             # For a unique minimizer, overrelaxation needs fewer iterations.

@@ -15,8 +15,11 @@ from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome
 from equilibria.tasks.image_quality import picture_psnr
 
-ERROR_FLOOR = 1e-6
-"""Added to mean squared errors, so that a flat patch does not dominate the mean logarithm."""
+ERROR_FLOOR = 0.02
+"""Share of σ² that is added to mean squared errors, so that flat patches do not dominate the mean
+logarithm."""
+GRAY_WEIGHTS = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in a grayscale image, those of Pillow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,8 @@ class PhotoPriorTask(Task):
         zoom: Largest magnification of patches, drawn log-uniformly between 1 and `zoom`, because a
             photograph of full size is smoother than a small copy.
         zoomed: Fraction of patches that are magnified.
+        gray: Fraction of the batches in [0, 1] that are converted to grayscale, for a model that
+            restores both. If it is positive, evaluations are in grayscale.
         least: Smallest noise level σ, as a fraction of the pixel range. Levels are drawn
             log-uniformly and stratified over a batch.
         most: Largest noise level σ.
@@ -56,6 +61,7 @@ class PhotoPriorTask(Task):
     edge: int = 8
     zoom: float = 1.0
     zoomed: float = 0.5
+    gray: float = 0.0
     least: float = 5 / 255
     most: float = 100 / 255
     judged: float = 25 / 255
@@ -64,7 +70,10 @@ class PhotoPriorTask(Task):
 
     def __post_init__(self) -> None:
         check_values(
-            self, at_least_one=("patch", "zoom"), not_negative=("edge",), fraction=("zoomed",)
+            self,
+            at_least_one=("patch", "zoom"),
+            not_negative=("edge",),
+            fraction=("zoomed", "gray"),
         )
         check_values(self, positive_pixels=("least", "most", "judged"))
         if self.patch <= 2 * self.edge or self.least > self.most:
@@ -75,26 +84,29 @@ class PhotoPriorTask(Task):
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         clean = torch.stack([self._cut(photograph) for photograph in inputs])
+        if bool(torch.rand(()) < self.gray):
+            clean = _in_gray(clean)
         spread = math.log(self.most / self.least)
         position = (torch.arange(len(clean)) + torch.rand(len(clean))) / len(clean)
         noise = self.least * torch.exp(spread * position).to(clean)
         restored = self._restored(model, clean, noise, torch.randn_like(clean))
         errors = self._inside(restored - clean).square().flatten(1).mean(dim=1)
-        return Outcome({"loss": (errors + ERROR_FLOOR).log()})
+        return Outcome({"loss": (errors + ERROR_FLOOR * noise.square()).log()})
 
     def evaluation_step(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
     ) -> Outcome:
         top, left = (max(0, size - self.patch) // 2 for size in inputs.shape[2:])
         clean = inputs[..., top : top + self.patch, left : left + self.patch]
+        if self.gray:
+            clean = _in_gray(clean)
         noise = clean.new_full((len(clean),), self.judged)
         normal = torch.randn(clean.shape, generator=generator).to(clean)
         restored = self._restored(model, clean, noise, normal)
         restored, clean = self._inside(restored), self._inside(clean)
         errors = (restored - clean).square().flatten(1).mean(dim=1)
-        return Outcome(
-            {"loss": (errors + ERROR_FLOOR).log(), "psnr": picture_psnr(restored, clean)}
-        )
+        loss = (errors + ERROR_FLOOR * noise.square()).log()
+        return Outcome({"loss": loss, "psnr": picture_psnr(restored, clean)})
 
     def _cut(self, photograph: Tensor) -> Tensor:
         """Return a random patch, of the same size for all photographs."""
@@ -121,3 +133,10 @@ class PhotoPriorTask(Task):
         noisy = clean + noise[:, None, None, None] * normal
         restored: Tensor = model(noisy) if self.blind else model(noisy, noise)
         return restored
+
+
+def _in_gray(images: Tensor) -> Tensor:
+    """Return images with one channel."""
+    if images.shape[1] == 1:
+        return images
+    return torch.einsum("nchw,c->nhw", images, images.new_tensor(GRAY_WEIGHTS))[:, None]

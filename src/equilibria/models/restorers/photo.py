@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,35 @@ from torch import Tensor, nn
 from equilibria.context import Context, State
 from equilibria.context.state import Layout
 from equilibria.energies import DataFidelity, Energy, OpponentPrior, Quadratic, RidgePrior
+from equilibria.energies.adaptive import AdaptiveRidgePrior
 from equilibria.energies.compose import Sum
-from equilibria.energies.ridge import KNOTS
-from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving, StepBounds
+from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving, StepBounds, solving
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.blocks import check_images
 from equilibria.operators import Identity
 from equilibria.registry import check_positive_pixels
+from equilibria.solvers.convergence import Iterate, StoppingCriterion
+
+
+@dataclass(frozen=True)
+class GradientBelow(StoppingCriterion):
+    """Root mean square of ∇G at most `gradient`, with T(y) − y = −`length`·∇G.
+
+    Args:
+        gradient: Largest root mean square of ∇G of each sample, shape (B,).
+        length: Length of the gradient step.
+    """
+
+    gradient: Tensor
+    length: float
+
+    def notes(self) -> Mapping[str, Tensor]:
+        return {"largest_gradient": self.gradient}
+
+    def reached(self, iterate: Iterate) -> Tensor:
+        size = math.sqrt(iterate.image.shape[1])
+        largest = iterate.problem.context["largest_gradient"]
+        return iterate.residuals.absolute <= self.length * size * largest
 
 
 class PhotoCell(EnergyCell):
@@ -82,7 +106,7 @@ def save_prior(prior: OpponentPrior, file: Path) -> None:
         "kernel_size": part.size,
         "concavity": part.concavity,
         "steepness": part.steepness,
-        "knots": part.knots,
+        "adaptive": part.width if isinstance(part, AdaptiveRidgePrior) else 0,
     }
     save_file(prior.state_dict(), file, {"options": json.dumps(options)})
 
@@ -104,7 +128,7 @@ class NoiseStem(nn.Module):
     """Return the images and the standard deviation of the noise of each image.
 
     Args:
-        in_channels: Channels of the images.
+        in_channels: Channels of the images; grayscale images are accepted too.
         noise: Standard deviation if the model is called without one, for pixels in [0, 1].
     """
 
@@ -117,7 +141,8 @@ class NoiseStem(nn.Module):
     def forward(
         self, images: Tensor, noise: Tensor | Callable[[Tensor], Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        check_images(images, self.in_channels)
+        is_gray = images.dim() == 4 and images.shape[1] == 1
+        check_images(images, 1 if is_gray else self.in_channels)
         level = noise if isinstance(noise, Tensor) else images.new_tensor(self.noise)
         return images, level.to(images).expand(len(images))
 
@@ -125,7 +150,7 @@ class NoiseStem(nn.Module):
 class PhotoDenoiser(EquilibriumModel):
     """Denoiser argmin_y ½‖y − x‖² + R_σ(y) of images x with noise σ, which trains a prior R.
 
-    Solves start at x.
+    Solves start at x with less noise, and stop at a root mean square gradient of tolerance·σ.
 
     Args:
         prior: The prior R.
@@ -156,8 +181,13 @@ class PhotoDenoiser(EquilibriumModel):
 
     def features(self, *inputs: Any, start: State | None = None) -> Tensor:
         images, noise = self.stem(*inputs)
-        initial = images.detach() if start is None else start
-        feature: Tensor = self.layer((images, noise), initial)
+        if start is None:
+            start = Identity().first_guess(images.detach(), noise[:, None, None, None])
+        layer = self.layer
+        assert isinstance(layer.cell, PhotoCell)
+        stop = GradientBelow(layer.solver.tolerance * noise, layer.cell.damping)
+        with solving(layer, solver=replace(layer.solver, stop=stop)):
+            feature: Tensor = layer((images, noise), start)
         return feature
 
 
@@ -168,7 +198,7 @@ def photo_denoiser(
     kernel_size: int = 9,
     concavity: float = 0.9,
     steepness: float = 30.0,
-    knots: Sequence[float] = KNOTS,
+    adaptive: int = 0,
     noise: float = 25 / 255,
     solving: Solving | None = None,
 ) -> PhotoDenoiser:
@@ -180,7 +210,8 @@ def photo_denoiser(
         kernel_size: Side of the luminance filters; color filters are two pixels smaller.
         concavity: Option of `RidgePrior`.
         steepness: Option of `RidgePrior`.
-        knots: Option of `RidgePrior`.
+        adaptive: Channels of the network that adapts the luminance filters to the noisy image; 0
+            for a prior that does not depend on it.
         noise: Standard deviation of the noise if the model is called without one, for pixels in
             [0, 1].
         solving: How the layer solves.
@@ -191,8 +222,11 @@ def photo_denoiser(
         >>> model(torch.rand(1, 1, 16, 16)).shape
         torch.Size([1, 1, 16, 16])
     """
-    options: dict[str, Any] = {"concavity": concavity, "steepness": steepness, "knots": knots}
-    luminance = RidgePrior((channels,), (kernel_size,), **options)
-    colors = RidgePrior((max(1, channels // 2),), (max(2, kernel_size - 2),), **options)
+    options: dict[str, Any] = {"concavity": concavity, "steepness": steepness}
+    filters = {"channels": channels, "kernel_size": kernel_size}
+    luminance = RidgePrior(**filters, **options)
+    if adaptive:
+        luminance = AdaptiveRidgePrior(width=adaptive, **filters, **options)
+    colors = RidgePrior(max(1, channels // 2), max(2, kernel_size - 2), **options)
     prior = OpponentPrior(luminance, colors)
     return PhotoDenoiser(prior, NoiseStem(in_channels, noise), solving)
