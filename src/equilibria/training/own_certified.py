@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from equilibria.data import DataFileError
+from equilibria.models import model_options
 
 MIN_SIDE, MAX_SIDE = 8, 32
 """Range of the side of the images; larger images are scaled down. The side of color images is a
@@ -27,6 +28,14 @@ SQUARE, POOLED_SIDE = 2, 24
 take their place first."""
 FILTERS, UNITS, NORM = 32, 256, 2.5
 """Filters of the convolutional reflection, rows of the dense one, and limit on the norm of both."""
+VECTORS, PATCHES = "reflection-mnist", "reflection-cifar10"
+"""Models for gray and for color images."""
+PATCH, ROWS, DEPTH = 4, (96, 192), 4
+"""Of orthonormal reflections: side of the patches, rows in the first and the second stage, and
+reflections per stage; for gray images, reflections of the whole image."""
+BATCH_SIZES, STEPS_PER_EPOCH = (8, 256), 8
+"""Of orthonormal reflections: range of the batch size, and number of steps per epoch that it should
+allow."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +127,8 @@ def certified_choice(
     levels = GRAY_LEVELS_OF_GRAY if facts.is_gray else GRAY_LEVELS
     radius = _rounded(levels / 255 * math.sqrt(numbers))
     epochs = min(max(EPOCHS[0], round(VIEWS / images)), EPOCHS[1])
-    name, options = network(facts.side, facts.is_gray)
+    name, options, training = network(facts, images)
     named = (requested.get("model") or {}).get("name")
-    options |= {
-        "units": [min(UNITS, numbers)],
-        "zeta": NORM,
-        "center": round(facts.mean, 2),
-        "gradient": {"name": "implicit", "tolerance": 0.05},
-    }
     about = (
         f"{named or name} is 1-Lipschitz, so that a margin is a certified radius. Images become "
         f"squares of {facts.side}×{facts.side}, and radii (L2) are in their pixels. Certified "
@@ -143,32 +146,58 @@ def certified_choice(
                 "temperature": 2.0 if facts.is_gray else 4.0,
             }
         },
-        "training": {
-            "epochs": epochs,
-            "learning_rate": 1e-2,
-            "weight_decay": 0.0,
-            "tolerance": 3e-2,
-        },
+        "training": {"epochs": epochs, "weight_decay": 0.0, **training},
     }
 
 
-def network(side: int, is_gray: bool) -> tuple[str, dict[str, Any]]:
+def network(facts: CertifiedFacts, images: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Choose a network of reflections for squares of this side.
 
     Args:
-        side: Side of the images.
-        is_gray: Whether they are gray. Others get a convolutional reflection too, if the side
-            allows.
+        facts: Properties of the images.
+        images: Number of training images.
 
     Returns:
-        Name of the model, and the options that depend on the side.
+        Name of the model, its options, and settings of the training.
     """
-    pool = SQUARE if side >= POOLED_SIDE else 1
-    if is_gray or side % (pool * SQUARE):
-        return "reflection-mnist", {}
+    numbers = facts.side**2 * (1 if facts.is_gray else 3)
+    options: dict[str, Any] = {"center": round(facts.mean, 2)}
+    if "stages" in model_options(PATCHES):
+        name, sizes = _orthonormal(facts, numbers)
+        batch_size = 2 ** int(math.log2(max(1, images // STEPS_PER_EPOCH)))
+        training = {
+            "batch_size": min(max(batch_size, BATCH_SIZES[0]), BATCH_SIZES[1]),
+            "optimizer": "adam",
+            "learning_rate": 5e-3,
+            "schedule": "polynomial",
+            "power": 1.0,
+            "warmup_epochs": 0,
+        }
+        return name, {**options, **sizes}, training
+    options |= {
+        "units": [min(UNITS, numbers)],
+        "zeta": NORM,
+        "gradient": {"name": "implicit", "tolerance": 0.05},
+    }
+    pool = SQUARE if facts.side >= POOLED_SIDE else 1
+    training = {"learning_rate": 1e-2, "tolerance": 3e-2}
+    if facts.is_gray or facts.side % (pool * SQUARE):
+        return VECTORS, options, training
     channels = 3 * SQUARE**2
     maps = {"pool": pool, "downsample": SQUARE, "channels": channels, "filters": [FILTERS]}
-    return "reflection-cifar10", maps
+    return PATCHES, {**options, **maps}, training
+
+
+def _orthonormal(facts: CertifiedFacts, numbers: int) -> tuple[str, dict[str, Any]]:
+    """Choose the sizes of orthonormal reflections."""
+    stages: list[list[int]] = []
+    side = facts.side
+    while not facts.is_gray and len(stages) < len(ROWS) and side % (2 * PATCH) == 0:
+        side //= 2
+        stages.append([PATCH, ROWS[len(stages)], DEPTH])
+    if stages:
+        return PATCHES, {"stages": stages, "units": [min(UNITS, numbers)]}
+    return VECTORS, {"units": [min(UNITS, -(-numbers // 2))] * DEPTH}
 
 
 def _rounded(value: float) -> float:
