@@ -31,10 +31,10 @@ FILTERS, UNITS, NORM = 32, 256, 2.5
 VECTORS, PATCHES = "reflection-mnist", "reflection-cifar10"
 """Models for gray and for color images."""
 PATCH, ROWS, DEPTH = 4, (96, 192), 4
-"""Of orthonormal reflections: side of the patches, rows in the first and the second stage, and
-reflections per stage; for gray images, reflections of the whole image."""
+"""Side of the patches of orthonormal reflections, rows in the first and the second stage, and
+reflections per stage; for gray images, number of reflections of the whole image."""
 BATCH_SIZES, STEPS_PER_EPOCH = (8, 256), 8
-"""Of orthonormal reflections: range of the batch size, and number of steps per epoch that it should
+"""Range of the batch size for orthonormal reflections, and number of steps per epoch that it should
 allow."""
 
 
