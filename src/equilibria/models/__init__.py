@@ -40,6 +40,7 @@ from equilibria.models.opteq.cells import DeepOptEqCell, OptEqCell, UnitLayer
 from equilibria.models.opteq.models import deep_opteq, deep_opteq_segmentation, opteq_imagenet
 from equilibria.models.opteq.models import opteq as build_opteq
 from equilibria.models.pretrained import PretrainedCard, pretrained_cards
+from equilibria.models.reasoner.model import conv_reasoner
 from equilibria.models.reflection.cell import ReflectionCell
 from equilibria.models.reflection.model import reflection_network
 from equilibria.models.registry import (
@@ -105,6 +106,7 @@ for _family, _factories in {
     "mondeq": (build_mondeq,),
     "mopteq": (popteq, build_mopteq),
     "opteq": (build_opteq, deep_opteq, opteq_imagenet, deep_opteq_segmentation, few_shot_opteq),
+    "reasoner": (conv_reasoner,),
     "reflection": (reflection_network,),
     "restorers": (deq_restorer, photo_denoiser),
 }.items():

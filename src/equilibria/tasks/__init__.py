@@ -13,6 +13,7 @@ from equilibria.tasks.few_shot import FewShot
 from equilibria.tasks.images import Autoencoding, ImageRestoration, Reconstruction
 from equilibria.tasks.meta_learning import IMAML, MAML, Reptile
 from equilibria.tasks.photo_prior import PhotoPriorTask
+from equilibria.tasks.puzzle import Puzzle
 
 __all__ = [
     "IMAML",
@@ -46,6 +47,7 @@ for _name, _factory in {
     "autoencoder": Autoencoding,
     "restoration": ImageRestoration,
     "photo-prior": PhotoPriorTask,
+    "puzzle": Puzzle,
     "few-shot": FewShot,
     "maml": MAML,
     "reptile": Reptile,

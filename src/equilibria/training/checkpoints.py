@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,14 @@ class TrainingState:
         step: Number of steps so far.
         history: Metrics of the epochs so far.
         starts: Warm starts: for each layer, which samples it has solved, and their states.
+        trained: Trained parameters, if the weights of the checkpoint are their moving average.
     """
 
     optimizer: dict[str, Any]
     step: int
     history: list[dict[str, Any]]
     starts: list[list[Tensor]]
+    trained: list[Tensor] = field(default_factory=list)
 
 
 Restore = Callable[[dict[str, Tensor], TrainingState], None]

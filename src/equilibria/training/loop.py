@@ -28,6 +28,8 @@ from equilibria.models import NonFiniteInputError, finite_samples
 from equilibria.models.non_finite import listed
 from equilibria.tasks import Evaluation, Outcome, Task
 from equilibria.tasks.evaluation import Solved, SolveStatistics, last_solves
+from equilibria.training.averaging import WeightAverage
+from equilibria.training.carried import CarriedBatches
 from equilibria.training.checkpoints import Checkpoints, TrainingState
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes, denormals_as_zero
@@ -129,6 +131,7 @@ def fit(
             metrics = training.run_epoch(epoch)
             if on_epoch is not None and processes.leads:
                 on_epoch(metrics)
+    training.average.store(training.average.values)
     return training.history
 
 
@@ -155,6 +158,10 @@ class _Training:
         layers = [m for m in self.model.modules() if isinstance(m, EquilibriumLayer)]
         warm = layers if self.settings.warm_start else []
         self.starts = {layer: _Starts(len(self.data)) for layer in warm}
+        self.average = WeightAverage(self.model, self.settings.averaging)
+        self.carried: CarriedBatches | None = None
+        if self.settings.segments > 1:
+            self.carried = CarriedBatches(self.settings.segments, layers)
         # The order of the samples is the same in all processes.
         self.order = torch.Generator()
         self.batches = Batches(
@@ -199,6 +206,9 @@ class _Training:
         history = [EpochMetrics(**metrics) for metrics in state.history]
         pairs = list(zip(self.starts.values(), state.starts, strict=True))
         self.model.load_state_dict(weights)
+        self.average = WeightAverage(self.model, self.settings.averaging)
+        if state.trained:
+            self.average.store(state.trained)
         self.optimizer.load_state_dict(state.optimizer)
         for starts, (known, *tensors) in pairs:
             starts.known, starts.tensors = known, tensors
@@ -212,7 +222,12 @@ class _Training:
         # The global generators, from which dropout draws, are restored afterwards.
         with (
             torch.random.fork_rng(devices=forked),
-            solving(self.model, tolerance=tolerance, gradient=rule),
+            solving(
+                self.model,
+                tolerance=tolerance,
+                gradient=rule,
+                max_iterations=self.settings.max_iterations,
+            ),
         ):
             torch.manual_seed(self._seed(epoch, self.processes.rank, 2))
             totals = self._train_epoch(epoch)
@@ -221,7 +236,8 @@ class _Training:
         # Statistics of unsynchronized layers differ: evaluate those of the first process, which
         # the checkpoint has.
         self.processes.share(self.model.buffers())
-        held_out = self._validate()
+        with self.average.applied():
+            held_out = self._validate()
         samples, loss, correct = totals.sums.tolist()
         solves = SolveStatistics.of(totals.solves, self.processes.gathered)
         cpu_seconds = torch.tensor(time.process_time() - cpu_started, dtype=torch.float64)
@@ -247,7 +263,9 @@ class _Training:
         generator = torch.Generator().manual_seed(self._seed(epoch, self.processes.rank, 1))
         self.order.manual_seed(self._seed(epoch, 0, 0))
         totals = _Totals(self.device)
-        batch = self.batches.indexed()
+        batch = self._prepared(generator, totals)
+        if self.carried is not None:
+            batch = self.carried.batches(batch, len(self.batches))
         while self.step < self.steps and (group := list(islice(batch, self.settings.accumulate))):
             share = learning_rate_share(self.settings, self.step, self.steps_per_epoch)
             totals.learning_rate = self.settings.learning_rate * share
@@ -256,12 +274,13 @@ class _Training:
             self.step += 1
             self.optimizer.zero_grad(set_to_none=True)
             loss = torch.stack(
-                [self._backward(batch, 1 / len(group), generator, totals) for batch in group]
+                [self._backward(part, 1 / len(group), generator, totals) for part in group]
             ).mean()
             self.processes.sum_gradients(self.model.parameters())
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
             self._require_finite(norm, "gradient")
             self.optimizer.step()
+            self.average.update(self.step)
             totals.gradient += norm.detach()
             if self.on_step is not None:
                 self.on_step(StepProgress(epoch=epoch, step=self.step, steps=self.steps, loss=loss))
@@ -281,17 +300,14 @@ class _Training:
     ) -> Tensor:
         """Add the gradient of a batch, times `share`; return its loss over all processes."""
         indices, images, targets = batch
-        images = images.to(self.device, non_blocking=True)
-        targets = targets.to(self.device, non_blocking=True)
-        if self.augmentation is not None and len(images):
-            images, targets = self.augmentation(images, targets, generator)
-        indices, images, targets = self._finite(indices, images, targets, totals)
         with (
             torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.settings.autocast),
             self._recording(indices) as record,
         ):
             outcome = self._forward(images, targets)
             jacobian = self._jacobian_term(record, generator)
+        if self.carried is not None:
+            self.carried.keep(record.equilibria, outcome)
         totals.solves += last_solves(outcome, record.solutions)
         samples, loss = outcome.samples, outcome.loss
         totals.counts_correct = totals.counts_correct and outcome.correct is not None
@@ -304,6 +320,15 @@ class _Training:
         weight = share * (local[0] / summed[0].clamp_min(1)).to(loss.dtype)
         (loss * weight).backward()  # type: ignore[no-untyped-call]
         return summed[1] / summed[0].clamp_min(1)
+
+    def _prepared(self, generator: torch.Generator, totals: _Totals) -> Iterator[Batch]:
+        """Yield the batches of an epoch on the device, augmented and finite."""
+        for indices, images, targets in self.batches.indexed():
+            images = images.to(self.device, non_blocking=True)
+            targets = targets.to(self.device, non_blocking=True)
+            if self.augmentation is not None and len(images):
+                images, targets = self.augmentation(images, targets, generator)
+            yield self._finite(indices, images, targets, totals)
 
     def _finite(self, indices: Tensor, images: Tensor, targets: Tensor, totals: _Totals) -> Batch:
         """Return the samples of a batch with finite images; raise or drop the others."""
@@ -335,10 +360,12 @@ class _Training:
     def _recording(self, indices: Tensor) -> Iterator[Record]:
         """Record the solves of the forward pass of these samples, and update their warm starts."""
         starts = {layer: starts.of(indices) for layer, starts in self.starts.items()}
-        needs_equilibria = bool(self.starts) or self.settings.jacobian_weight > 0
+        if self.carried is not None:
+            starts = self.carried.states
+        needs_equilibria = bool(starts) or self.settings.jacobian_weight > 0
         with solving(
             self.model,
-            start=starts if self.starts else None,
+            start=starts or None,
             record="equilibria" if needs_equilibria else True,
         ) as record:
             yield record
@@ -412,15 +439,17 @@ class _Training:
         self.history.append(metrics)
         if self.checkpoints is None or not self.processes.leads:
             return
-        if score is not None and all(score > other for other in earlier):
-            self.checkpoints.save_best(self.model, metrics.epoch, score)
-        state = TrainingState(
-            optimizer=self.optimizer.state_dict(),
-            step=self.step,
-            history=[asdict(m) for m in self.history],
-            starts=[[starts.known, *starts.tensors] for starts in self.starts.values()],
-        )
-        self.checkpoints.save(metrics.epoch, self.model, state)
+        with self.average.applied() as trained:
+            if score is not None and all(score > other for other in earlier):
+                self.checkpoints.save_best(self.model, metrics.epoch, score)
+            state = TrainingState(
+                optimizer=self.optimizer.state_dict(),
+                step=self.step,
+                history=[asdict(m) for m in self.history],
+                starts=[[starts.known, *starts.tensors] for starts in self.starts.values()],
+                trained=trained,
+            )
+            self.checkpoints.save(metrics.epoch, self.model, state)
 
 
 class _Totals:

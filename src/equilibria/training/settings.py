@@ -47,6 +47,7 @@ class TrainingSettings:
         autocast: Whether to compute in bfloat16 where this is safe.
         tolerance: Tolerance of the solver in training; None uses the model's. The tolerance of an
             implicit gradient follows it, unless the rule sets one.
+        max_iterations: Iteration limit of the solver in training; None uses the model's.
         final_tolerance: Tolerance in the last epoch; its logarithm is interpolated linearly between
             the first and the last epoch. None keeps `tolerance`.
         evaluation_tolerance: Tolerance of the solver in evaluation; None uses the model's.
@@ -55,6 +56,12 @@ class TrainingSettings:
         warm_start: Whether the solve of each sample starts at its equilibrium of the previous
             epoch. This keeps the state of every sample in memory, and helps little if augmentation
             moves pixels.
+        segments: Largest number of consecutive steps in which a sample stays in the batch. Each
+            solve continues at the last state of the sample, so that a few iterations per step train
+            a long solve. A sample is replaced by a new one when its output is right. An epoch has
+            as many steps as without segments, and sees fewer samples.
+        averaging: Decay of a moving average of the weights, such as 0.995; 0 for none. The average
+            is evaluated and saved. Its decay rises from 0.1 in the first steps.
         jacobian_weight: Weight of the penalty ‖J‖²_F ÷ size of the state in the loss, with the
             Jacobian J = ∂T/∂y of the layer's map T in the state y; 0 omits it.
         jacobian_at: State at which J is taken: "equilibrium", or "iterate" for a random one of the
@@ -93,11 +100,14 @@ class TrainingSettings:
     clip_norm: float = 1.0
     autocast: bool = False
     tolerance: float | None = 1e-2
+    max_iterations: int | None = None
     final_tolerance: float | None = None
     evaluation_tolerance: float | None = None
     evaluation_batch_size: int = 256
     gradient: str | None = None
     warm_start: bool = False
+    segments: int = 1
+    averaging: float = 0.0
     jacobian_weight: float = 0.0
     jacobian_at: JacobianPlace = "equilibrium"
     jacobian_vectors: int = 1
@@ -108,7 +118,7 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         counts = (
             *("epochs", "steps", "batch_size", "accumulate"),
-            *("evaluation_batch_size", "jacobian_vectors"),
+            *("evaluation_batch_size", "jacobian_vectors", "max_iterations", "segments"),
         )
         check_values(
             self,
@@ -116,7 +126,7 @@ class TrainingSettings:
             positive=("learning_rate", "clip_norm", "decay", "power"),
             tolerances=("tolerance", "final_tolerance", "evaluation_tolerance"),
             not_negative=("weight_decay", "warmup_epochs", "jacobian_weight"),
-            below_one=("momentum",),
+            below_one=("momentum", "averaging"),
             one_of={
                 "optimizer": get_args(OptimizerName),
                 "schedule": get_args(Schedule),
@@ -127,6 +137,11 @@ class TrainingSettings:
         )
         if not 0 <= self.seed < SEEDS:
             raise ValueError(f"seed must be from 0 to {SEEDS - 1}, got {self.seed}")
+        if self.segments > 1 and (self.warm_start or self.accumulate > 1):
+            raise ValueError(
+                f"segments={self.segments} needs warm_start=False and accumulate=1: a sample stays "
+                "in the batch with its state"
+            )
         if self.final_tolerance is not None and self.tolerance is None:
             raise ValueError("final_tolerance needs a tolerance for the first epoch: set tolerance")
         ends = (0, *self.continued_at, self.epochs)

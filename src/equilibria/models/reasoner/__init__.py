@@ -1,0 +1,1 @@
+"""Models that reason: a map whose fixed points are solutions of puzzles."""
