@@ -65,20 +65,21 @@ def load_mazes(
         >>> images.shape, paths.shape
         (torch.Size([1, 3, 15, 15]), torch.Size([1, 15, 15]))
     """
-    generators = (generators,) if isinstance(generators, str) else tuple(generators)
-    for name in generators:
+    # In a recipe, a single name is a string.
+    names: list[Generator] = [generators] if isinstance(generators, str) else list(generators)  # type: ignore[list-item]
+    for name in names:
         check_choice(get_args(Generator), generators=name)
-    if not generators:
+    if not names:
         raise ValueError(f"generators must name at least one of {', '.join(get_args(Generator))}")
     if not isinstance(seed, int) or seed < 0:
         raise ValueError(f"seed must be an integer of at least 0, got {seed!r}")
     return DataSet(
         "mazes",
-        _part("train", size, count, generators, seed),
-        _part("test", test_size or size, test_count, generators, seed),
+        _part("train", size, count, names, seed),
+        _part("test", test_size or size, test_count, names, seed),
         ("off the path", "path"),
         kind="segmentation",
-        validation=_part("validation", validation_size or size, validation_count, generators, seed),
+        validation=_part("validation", validation_size or size, validation_count, names, seed),
     )
 
 
