@@ -140,7 +140,7 @@ def grow_mazes(
     Examples:
         >>> import numpy as np
         >>> from equilibria.data.sets.mazes import grow_mazes
-        >>> grow_mazes(1, 2, "prim", np.random.default_rng(0)).sum()  # 4 cells and 3 walls
+        >>> int(grow_mazes(1, 2, "prim", np.random.default_rng(0)).sum())  # 4 cells, 3 walls
         7
     """
     walls = _Walls(cells)

@@ -30,7 +30,7 @@ class ConvReasonerCell(Cell):
 
     Examples:
         >>> from equilibria.models.reasoner.model import ConvReasonerCell
-        >>> layer = eq.EquilibriumLayer(ConvReasonerCell(3, 8), start="random")
+        >>> layer = eq.EquilibriumLayer(ConvReasonerCell(3, 8), tolerance=0.1)
         >>> layer.solve(torch.rand(1, 3, 5, 7)).state.shape
         torch.Size([1, 8, 5, 7])
     """
@@ -87,7 +87,7 @@ def conv_reasoner(
         solving: How the layer solves.
 
     Examples:
-        >>> model = eq.create_model("conv-reasoner", max_iterations=20).eval()
+        >>> model = eq.create_model("conv-reasoner", tolerance=0.1).eval()
         >>> solution = model.solve(torch.rand(1, 3, 11, 11), starts=2)
         >>> model.output(solution).shape
         torch.Size([1, 2, 11, 11])
