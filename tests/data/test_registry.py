@@ -43,6 +43,7 @@ NAMES = [
     "mnist",
     "omniglot",
     "omniglot-episodes",
+    "sudoku",
 ]
 
 
@@ -55,7 +56,7 @@ def test_list_datasets_returns_all_names() -> None:
     assert list_datasets() == NAMES
 
 
-GENERATED = ["mazes"]
+GENERATED = ["mazes", "sudoku"]
 PUBLISHED = [name for name in NAMES if name not in ["folder", *GENERATED]]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,3 +74,19 @@ def test_figures_of_trust() -> None:
     one = Puzzle().evaluate(Bistable(), [(x, targets)])
     assert "path_independence" not in one.figures
     assert one.figures["cell_accuracy"] == one.accuracy == 0.75
+
+
+def test_a_run_is_evaluated_on_puzzles_of_another_size(tmp_path: Path) -> None:
+    changes = ["training.epochs=1", "data.options.count=128", "model.options.channels=4"]
+    changes += ["data.options.test_count=4", "data.options.validation_count=2"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", eq.ConvergenceWarning)
+        changes.append("model.options.max_iterations=5")
+        eq.train("maze-reasoner", *changes, output=tmp_path / "run", progress=False)
+        model = eq.load(tmp_path / "run")
+        assert model.images.frame.size is None
+        with eq.solving(model, max_iterations=3, starts=2, record=True) as record:
+            result = eq.evaluate(model, "mazes", task=Puzzle(), test_size=15, count=0, test_count=6)
+    assert result.samples == 6
+    assert int(record.solutions[0].iterations.max()) == 3
+    assert "path_independence" in result.figures

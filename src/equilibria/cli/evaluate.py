@@ -36,6 +36,7 @@ DRAWN_IMAGES = 4
     "equilibria evaluate runs/cifar10 --data cifar10-c corruption=fog severity=3",
     "equilibria evaluate runs/cifar10 --data cifar10 corrupted=fog:3 test_samples=1000",
     "equilibria evaluate runs/opteq --certified",
+    "equilibria evaluate runs/mazes --data mazes test_size=25 --max-iterations 600 --starts 4",
 )
 def evaluate(
     run: SomeRun,
@@ -56,13 +57,21 @@ def evaluate(
         ),
     ] = None,
     certified: Certified = False,
+    max_iterations: Annotated[
+        int | None, Option(min=1, help="Largest number of iterations per solve.")
+    ] = None,
+    starts: Annotated[
+        int | None,
+        Option(min=1, help="Number of starts per image; that with the smallest residual counts."),
+    ] = None,
     overwrite: OverwriteFiles = False,
     as_json: JsonObject = False,
     device: Device = "auto",
 ) -> None:
     """Evaluate a trained model on its test images, or on those of another data set.
 
-    Images of another data set are converted to the colors and the size of the run's images.
+    Images of another data set are converted to the colors and the size of the run's images, unless
+    the model takes images of any size.
     """
     check_new(draw, overwrite=overwrite)
     torch_device = eq.training.processes.choose_device(device)
@@ -70,7 +79,8 @@ def evaluate(
     if draw is not None:
         eq.training.files.write_atomically(draw, _drawn(experiment, torch_device))
     evaluated = experiment.until_certain() if certified else experiment
-    result = evaluated.evaluate()
+    with eq.solving(evaluated.model, max_iterations=max_iterations, starts=starts):
+        result = evaluated.evaluate()
     share = evaluated.model.share_certified if certified else None
     if as_json:
         more = {} if share is None else {"share_certified": share}

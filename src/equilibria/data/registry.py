@@ -14,7 +14,7 @@ import yaml
 
 from equilibria.data.common_corruptions import CorruptedImages
 from equilibria.data.readers import MissingDataError
-from equilibria.data.sets import arrays, folders, mazes, omniglot, own
+from equilibria.data.sets import arrays, folders, mazes, omniglot, own, sudoku
 from equilibria.data.source import DataSet, choose_samples, select
 from equilibria.images import Kind
 from equilibria.registry import Registry
@@ -280,7 +280,8 @@ _Loader.add_constructor(
 
 def _register_catalog() -> None:
     catalog = resources.files("equilibria.data.sets").joinpath("catalog.yaml")
-    readers = {**vars(arrays), **vars(folders), **vars(omniglot), **vars(own), **vars(mazes)}
+    modules = (arrays, folders, omniglot, own, mazes, sudoku)
+    readers = {name: value for module in modules for name, value in vars(module).items()}
     for name, entry in yaml.load(catalog.read_text(encoding="utf-8"), Loader=_Loader).items():
         read, constants = readers[entry.pop("reader")], entry.pop("constants", {})
         if "folders" in entry:

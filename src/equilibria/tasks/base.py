@@ -34,6 +34,8 @@ class Task(ABC):
         draws_pictures: Whether models output pictures with pixels in [0, 1].
         starts_at_zero: Whether the task sets the start of every solve, so that warm starts of the
             training loop have no effect.
+        any_size: Whether a model of this task takes images of any size, so that images are not
+            scaled to the size of the training images.
         unit: Name of one counted item in messages.
         seed: Seed of the random numbers of an evaluation.
 
@@ -55,6 +57,7 @@ class Task(ABC):
     names_classes: ClassVar[bool] = False
     draws_pictures: ClassVar[bool] = False
     starts_at_zero: ClassVar[bool] = False
+    any_size: ClassVar[bool] = False
     unit: ClassVar[str] = "sample"
     seed: int = 0
 

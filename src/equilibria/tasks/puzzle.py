@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,8 @@ class Puzzle(Task):
         starts: Number of starts per sample in evaluations.
         pick: Which solution of a sample is its answer: "residual" or "vote" (see `Solving`).
     """
+
+    any_size: ClassVar[bool] = True
 
     starts: int = 1
     pick: Pick = "residual"

@@ -32,7 +32,7 @@ from equilibria.data.survey import mean_and_deviation
 from equilibria.data.workers import usual_workers
 from equilibria.equilibrium import solving
 from equilibria.equilibrium.solving import Record
-from equilibria.images import ImageSpec, Kind
+from equilibria.images import AS_ON_DISK, ImageSpec, Kind
 from equilibria.models import create_model, model_options
 from equilibria.tasks import (
     Autoencoding,
@@ -157,7 +157,7 @@ class Experiment(RecipeModel):
         images = ImageSpec(
             class_names=data.class_names,
             image_shape=data.image_shape,
-            frame=data.frame,
+            frame=AS_ON_DISK if task.any_size else data.frame,
             normalization=_normalization(data, training) if recipe.data.normalize else None,
             names_classes=task.names_classes,
             kind=data.kind,

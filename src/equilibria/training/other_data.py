@@ -60,6 +60,8 @@ def matching_test_images(data: DataSet, model: nn.Module) -> Source:
         raise ValueError(f"{data.name} has no test images")
     if images is None or data.kind == "episodes":
         return data.test
+    if images.frame.size is None and data.channels == images.image_shape[0]:
+        return data.test
     return reframed(data.test, images.frame, images.image_shape)
 
 
