@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equilibria as eq
 from equilibria.tasks.puzzle import Puzzle, area_under_curve
+from tests.program import invoke
 
 
 def test_a_sample_is_correct_if_all_its_cells_are() -> None:
@@ -84,9 +86,15 @@ def test_a_run_is_evaluated_on_puzzles_of_another_size(tmp_path: Path) -> None:
         changes.append("model.options.max_iterations=5")
         eq.train("maze-reasoner", *changes, output=tmp_path / "run", progress=False)
         model = eq.load(tmp_path / "run")
-        assert model.images.frame.size is None
         with eq.solving(model, max_iterations=3, starts=2, record=True) as record:
             result = eq.evaluate(model, "mazes", task=Puzzle(), test_size=15, count=0, test_count=6)
+        pixels = eq.data.load_dataset("mazes", count=1, size=15, test_count=0).train.images[0]
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(tmp_path / "maze.png")
+        files = ("predict", tmp_path / "run", tmp_path / "maze.png", "--output", tmp_path / "drawn")
+        drawn = invoke(*files, "--json")
+        (path,) = eq.predict(tmp_path / "run", tmp_path / "maze.png")
+    assert drawn.exit_code == 0, drawn.output
+    assert path.classes.shape == (15, 15), "the file is not scaled to the size in training"
     assert result.samples == 6
     assert int(record.solutions[0].iterations.max()) == 3
     assert "path_independence" in result.figures

@@ -86,7 +86,7 @@ def predict(
         )
     problems: list[Exception] = []
     predictions: Iterable[AnyPrediction]
-    if isinstance(opened.task, eq.tasks.Segmentation):
+    if opened.images.kind == "segmentation":
         if certified:
             raise ValueError("--certified needs a run that classifies whole images, not pixels")
         writable_folder(output)

@@ -33,6 +33,7 @@ class Puzzle(Task):
     """
 
     any_size: ClassVar[bool] = True
+    names_classes: ClassVar[bool] = True
 
     starts: int = 1
     pick: Pick = "residual"
