@@ -13,12 +13,10 @@ import argparse
 import copy
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -300,46 +298,6 @@ def compare(problem: Problem, *, train: bool, target: float, repeats: int) -> st
     return "| " + " | ".join([name, *cells, *ratios]) + " |"
 
 
-def small_models(repeats: int) -> Iterator[str]:
-    """Yield rows for one image: eager, compiled, the ONNX file, and a residual network."""
-    import onnxruntime
-
-    for name in ("digits-opteq", "digits-certified"):
-        model = eq.load(name)
-        assert isinstance(model, nn.Module)
-        shape = model.images.image_shape  # type: ignore[union-attr]
-        image = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
-        compiled = eq.compile(model)
-        resnet = eq.create_model("resnet-small", in_channels=shape[0]).eval()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.onnx"
-            eq.export(name, path, tolerance=1e-4)
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = options.inter_op_num_threads = 1
-            options.log_severity_level = 3
-            session = onnxruntime.InferenceSession(path, options)
-
-        def of(module: nn.Module, image: Tensor = image) -> Run:
-            def run() -> Tensor:
-                with torch.no_grad():
-                    result: Tensor = module(image)
-                    return result
-
-            return run
-
-        pixels = image.numpy()
-        sides = {
-            "eager": of(model),
-            "compiled": of(compiled),
-            "ONNX": lambda session=session, pixels=pixels: session.run(None, {"images": pixels}),
-            "ResNet": of(resnet),
-        }
-        medians = interleaved(sides, repeats)
-        sizes = [sum(p.numel() for p in module.parameters()) for module in (model, resnet)]
-        cells = [f"{1e3 * medians[side]:.3f}" for side in sides]
-        yield f"| {name} ({sizes[0]:,}; ResNet {sizes[1]:,}) | " + " | ".join(cells) + " |"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled", description=__doc__)
     parser.add_argument("--repeats", type=int, default=101, help="rounds per row")
@@ -359,11 +317,6 @@ def main() -> None:
         print(
             compare(problem, train=True, target=TRAIN_TARGET, repeats=options.repeats), flush=True
         )
-    if not options.rows or any("model" in row for row in options.rows):
-        print("\n| one image | eager, ms | compiled, ms | ONNX, ms | ResNet, ms |")
-        print("|---|---:|---:|---:|---:|")
-        for row in small_models(options.repeats):
-            print(row, flush=True)
 
 
 if __name__ == "__main__":
