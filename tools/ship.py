@@ -24,7 +24,7 @@ from equilibria.training import pack
 from equilibria.training.experiment import Experiment, trained
 from equilibria.training.packed import kept_latents
 
-MAX_TOTAL_BYTES = 5 * 2**20
+MAX_TOTAL_BYTES = 16 * 2**20
 """Largest total size of all trained models."""
 CERTIFIED = 1000
 """Number of certified test images, evenly spread."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-STAGES = {"reflection-cifar10": [[4, 96, 4], [4, 192, 4]]}
+STAGES = {"reflection-patches": [[4, 96, 4], [4, 192, 4]]}
 """Sides of patches, rows, and number of reflections, where the file does not state them."""
 
 

@@ -59,7 +59,7 @@ def test_radii_of_orthonormal_reflections_agree(options: dict[str, Any]) -> None
     check(model.double(), images, radii(tensors, "", options, images.numpy()))
 
 
-@pytest.mark.parametrize("name", ["mnist-certified"])
+@pytest.mark.parametrize("name", ["mnist-certified", "cifar10-certified"])
 def test_radii_on_real_data_agree_with_those_of_the_weights_alone(
     real_data: Path, name: str
 ) -> None:

@@ -90,7 +90,10 @@ def fraction(name: str) -> torch.nn.Module:
     if name.startswith(("resnet", "node", "anode", "conv4", "dncnn", "deq-restorer")):
         shrunk = {"channels": 4} if "depth" in options else {}
     if name.startswith("reflection"):
-        shrunk = {key: (5,) * len(options[key]) for key in ("filters", "units")}
+        shrunk = {key: (5,) * len(options.get(key, ())) for key in ("filters", "units")}
+        if "stages" in options:
+            stages = [(patch, 5, 2) for patch, _, _ in options["stages"]]
+            shrunk = {"units": shrunk["units"], "stages": stages}
     if "final_channels" in options:
         shrunk |= {"final_channels": 8, "head_channels": 2}
     if "num_classes" in options:

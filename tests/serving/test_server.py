@@ -191,7 +191,7 @@ class Counting(Answerer):
         return answers
 
 
-@pytest.mark.parametrize(("name", "layers"), [("digits-opteq", 1), ("cifar10-certified", 2)])
+@pytest.mark.parametrize(("name", "layers"), [("digits-opteq", 1), ("cifar10-certified", 9)])
 def test_requests_take_one_solve_per_layer(name: str, layers: int, digits: Tensor) -> None:
     counting = Counting(eq.load(name))
     with running(prediction_app(counting, name)) as url:

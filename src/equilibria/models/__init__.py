@@ -43,6 +43,7 @@ from equilibria.models.pretrained import PretrainedCard, pretrained_cards
 from equilibria.models.reasoner.model import conv_reasoner
 from equilibria.models.reflection.cell import ReflectionCell
 from equilibria.models.reflection.model import reflection_network
+from equilibria.models.reflection.orthonormal import orthonormal_network
 from equilibria.models.registry import (
     ModelDescription,
     create_model,
@@ -107,7 +108,7 @@ for _family, _factories in {
     "mopteq": (popteq, build_mopteq),
     "opteq": (build_opteq, deep_opteq, opteq_imagenet, deep_opteq_segmentation, few_shot_opteq),
     "reasoner": (conv_reasoner,),
-    "reflection": (reflection_network,),
+    "reflection": (reflection_network, orthonormal_network),
     "restorers": (deq_restorer, photo_denoiser),
 }.items():
     register_presets(_family, *_factories)

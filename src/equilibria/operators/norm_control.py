@@ -147,7 +147,7 @@ class KernelOperator(LinearOperator):
             return self._effective(shape)
         values = self._memo.of(*kernels)
         key = ("weight", shape, self.norm, self.zeta)
-        if self.norm == "bound" and key in values:
+        if self.norm != "estimate" and key in values:
             return values[key][1]  # type: ignore[no-any-return]
         with graph_free(kernels[0]):
             vector = self._vector(shape) if self.norm == "estimate" else None
