@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import equilibria as eq
-from equilibria.certificates.reflection import ClosedFormBound
+from equilibria.certificates.reflection_bounds import ClosedFormBound
 from equilibria.models.reflection.model import ReflectionNetwork
 from equilibria.models.reflection.orthonormal import (
     Maps,
@@ -117,6 +117,33 @@ def test_rounding_in_float64_is_below_its_bound() -> None:
         squares += (exact - Fraction(float(computed[i]))) ** 2
     error = math.sqrt(squares)
     assert error <= float(ClosedFormBound.of(made).rounding(u)) <= 1e-13
+
+
+def test_rounding_in_float32_is_below_its_bound() -> None:
+    """The margins of the model in its own type, compared with those in float64."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model, images = network(), torch.rand(32, 1, 8, 8)
+        certifier = eq.certificates.certifier(model, (1, 8, 8))
+        at = certifier._reflected(images.double(), [])  # type: ignore[attr-defined]
+        logits, margins = certifier._margins(at)  # type: ignore[attr-defined]
+        own = model(images).detach().double()
+        own_margins = own.gather(1, margins.best[:, None]) - own
+        bound = certifier._own_error(at, logits)  # type: ignore[attr-defined]
+        assert ((own_margins - margins.margin).abs() <= bound + margins.error).all()
+        assert (bound < 1e-2).all()
+
+
+def test_certificates_do_not_depend_on_what_the_model_computes() -> None:
+    model, images = network(), torch.rand(16, 1, 8, 8)
+    with torch.no_grad():
+        model.head.bias[1] = model.head.bias[0]  # type: ignore[index]
+        model.head.direction[1] = model.head.direction[0] + 1e-6  # type: ignore[index]
+    certifier = eq.certificates.certifier(model, (1, 8, 8))
+    first, second = certifier(images), certifier.judge(images, certifier.solve(images))
+    for name in ("prediction", "certified_class", "radius", "margin", "margin_error"):
+        assert torch.equal(getattr(first, name), getattr(second, name))
+    assert first.reasons == second.reasons
 
 
 def test_nothing_but_a_formula_is_evaluated() -> None:

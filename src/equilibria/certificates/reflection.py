@@ -40,13 +40,14 @@ from equilibria.certificates.facts import UNIT, CellPoint, EnergyCellFacts, cell
 from equilibria.certificates.margins import MarginBound, Margins
 from equilibria.certificates.pixel_range import radius_in_range
 from equilibria.certificates.radii import within_linf
+from equilibria.certificates.reflection_bounds import ClosedFormBound, DualBound
 from equilibria.certificates.states import ROUNDINGS_PER_NUMBER, norms
 from equilibria.equilibrium import EquilibriumLayer, solving
 from equilibria.models.base import in_float64, predicted_classes
 from equilibria.models.reflection.dual import DualReflectionCell
 from equilibria.models.reflection.model import ReflectionNetwork, UnitHead
 from equilibria.models.reflection.orthonormal import OrthonormalReflectionCell
-from equilibria.operators.rounding import NORM_SLACK, accumulated, upper_norm
+from equilibria.operators.rounding import NORM_SLACK, accumulated, unit_roundoff
 from equilibria.solvers import Solution
 
 FIRST_TOLERANCE = 0.1
@@ -64,96 +65,8 @@ class Reflected:
     """Sum of the rounding errors."""
     contraction: Tensor
     """Largest q of the layers."""
-
-
-@dataclass(frozen=True)
-class ClosedFormBound:
-    """Bounds on a reflection R(u) = u − τQᵀσ(Qu + b) and its computation in float64."""
-
-    steepness: float
-    """Upper bound on the Lipschitz constant; 1 if τ‖Q‖² ≤ 2."""
-    per_size: float
-    """Rounding error per unit of ‖u‖."""
-    per_bias: float
-    """Rounding error per patch, which adds up in squares."""
-
-    @classmethod
-    @torch.no_grad()
-    def of(cls, cell: OrthonormalReflectionCell) -> ClosedFormBound:
-        """Compute the bounds for the stored weights of a cell in float64.
-
-        ‖Q‖² is at most the largest absolute row sum of QQᵀ. With φ = ‖Q‖_F, n columns and r rows,
-        Qu + b has a rounding error of at most e = γ_(n+1)(φ‖u‖ + ‖b‖), and Qᵀy, y = σ(Qu + b), one
-        of γ_r φ‖y‖ + ‖Q‖e with ‖y‖ ≤ ‖Q‖‖u‖ + ‖b‖ + e. The remaining additions are rounded six
-        times.
-        """
-        (rows,), bias = cell.ridge.W.weights(), cell.ridge.bias
-        height, width = rows.shape
-        length = float(torch.linalg.vector_norm(rows)) * (1 + NORM_SLACK)
-        sums = float((rows @ rows.mT).abs().sum(dim=1).max())
-        square = (sums + accumulated(width + height, UNIT) * length**2) * (1 + NORM_SLACK)
-        norm, tau = math.sqrt(square), 2 * cell.weight / (1 + cell.weight)
-        offset = 0.0 if bias is None else float(torch.linalg.vector_norm(bias))
-
-        def error(u: float, b: float) -> float:
-            lifted = accumulated(width + 1, UNIT) * (length * u + b)
-            active = norm * u + b + lifted
-            pull = accumulated(height, UNIT) * length * active + norm * lifted
-            return (tau * pull + 6 * UNIT * (3 * u + 2 * tau * norm * active)) * (1 + NORM_SLACK)
-
-        return cls(max(1.0, tau * square - 1), error(1.0, 0.0), error(0.0, offset))
-
-    def rounding(self, u: Tensor) -> Tensor:
-        """Return an upper bound on the rounding error of R(u) for each sample."""
-        patches = math.prod(u.shape[1:-1])
-        return norms(u) * self.per_size + math.sqrt(patches) * self.per_bias
-
-
-@dataclass(frozen=True)
-class DualBound:
-    """Error of a reflection R(u) = u − 2Wᵀy at a computed y ≥ 0, in float64.
-
-    Let p be the subgradient of minimal norm of the dual objective at y, and e = y − y*. The
-    subdifferential minus (I + WWᵀ) is monotone, so that ‖e‖² + ‖Wᵀe‖² ≤ ⟨p, e⟩ ≤ ‖p‖‖e‖. Hence
-    ‖Wᵀe‖² ≤ ‖p‖‖e‖ − ‖e‖² ≤ ‖p‖²/4, and R is off by at most ‖p‖.
-    """
-
-    norm: float
-    """Upper bound on ‖W‖."""
-    length: float
-    """‖W‖_F."""
-    offset: float
-    """‖b‖."""
-
-    @classmethod
-    @torch.no_grad()
-    def of(cls, cell: DualReflectionCell) -> DualBound:
-        """Compute the bounds for the stored weights of a cell in float64."""
-        W, bias = cell.dual.W, cell.dual.bias
-        sizes = (torch.linalg.vector_norm(t) for t in (W.weight, bias))
-        length, offset = (float(size) * (1 + NORM_SLACK) for size in sizes)
-        return cls(upper_norm(W, (W.in_features,)), length, offset)
-
-    def reflected(
-        self, cell: DualReflectionCell, u: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return R(u) at a state, ½‖p‖, and a bound on the rounding error of R(u) and of p."""
-        y = state.clamp(min=0)
-        context = cell.inject(u)
-        weights = (context["W"],)
-        pulled = cell.dual.W.adjoint(y, weights)
-        gradient = y + cell.dual.W(pulled, weights) - context["c"]
-        minimal = torch.where(y > 0, gradient, gradient.clamp(max=0))
-        rows, columns = context["W"].shape
-        sizes, lengths = norms(u), norms(y)
-        lifted = accumulated(columns + 1, UNIT) * (self.length * sizes + self.offset)
-        adjoint = accumulated(rows, UNIT) * self.length * lengths
-        second = accumulated(columns, UNIT) * self.length * (self.norm * lengths + adjoint)
-        terms = (1 + self.norm**2) * lengths + self.norm * sizes + self.offset
-        rounding = lifted + self.norm * adjoint + second + 6 * UNIT * terms
-        rounding = rounding + 2 * adjoint + 3 * UNIT * (sizes + 2 * self.norm * lengths)
-        feature = torch.sub(u, pulled, alpha=2)
-        return feature, norms(minimal) / 2, rounding * (1 + 1e-6)
+    own_rounding: Tensor
+    """Sum of the rounding errors of the model in its own type; ∞ if they are unknown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +82,8 @@ class ReflectionCertifier:
     """The model in float64."""
     closed_forms: Mapping[nn.Module, ClosedFormBound]
     """Bounds of the layers of `exact` that have a closed form."""
+    own_forms: Mapping[nn.Module, ClosedFormBound]
+    """Bounds of the same layers for the type in which the model computes."""
     duals: Mapping[nn.Module, DualBound]
     """Bounds of the layers of `exact` that are solved in the dual."""
     shape: tuple[int, ...]
@@ -187,10 +102,13 @@ class ReflectionCertifier:
         exact = in_float64(model)
         normalize: Any = getattr(exact, "normalize", None)
         closed_forms: dict[nn.Module, ClosedFormBound] = {}
+        own_forms: dict[nn.Module, ClosedFormBound] = {}
         duals: dict[nn.Module, DualBound] = {}
-        for layer in exact.reflections():
+        for layer, own in zip(exact.reflections(), model.reflections(), strict=True):
             if isinstance(layer.cell, OrthonormalReflectionCell):
+                assert isinstance(own.cell, OrthonormalReflectionCell)
                 closed_forms[layer] = ClosedFormBound.of(layer.cell)
+                own_forms[layer] = ClosedFormBound.of(layer.cell, own.cell)
             elif isinstance(layer.cell, DualReflectionCell):
                 duals[layer] = DualBound.of(layer.cell)
         steepness = math.prod(bound.steepness for bound in closed_forms.values())
@@ -198,6 +116,7 @@ class ReflectionCertifier:
             model=model,
             exact=exact,
             closed_forms=closed_forms,
+            own_forms=own_forms,
             duals=duals,
             shape=tuple(image_shape),
             slopes=exact.margin_slopes() * (1 + NORM_SLACK) * steepness,
@@ -207,8 +126,24 @@ class ReflectionCertifier:
     def __call__(
         self, images: Tensor, *, refine: bool = False, progress: Progress = iter
     ) -> Certificate:
-        """Certify a batch; see `judge`."""
-        return self.judge(images, self.solve(images), refine=refine, progress=progress)
+        """Certify a batch; see `judge`.
+
+        If every layer has a closed form, the model computes only the images for which rounding in
+        its own type might change the class.
+        """
+        if self.can_tighten or not _is_plain(images):
+            return self.judge(images, self.solve(images), refine=refine, progress=progress)
+        check_shape(images, self.shape)
+        at = self._reflected(images.double(), [])
+        logits, margins = self._margins(at)
+        gaps = margins.margin - margins.error - self._own_error(at, logits)
+        rivals = torch.arange(logits.shape[1], device=logits.device) != margins.best[:, None]
+        agrees = (gaps > 0).logical_or(~rivals).all(dim=1)
+        if not bool(agrees.all()):
+            open_ones = ~agrees
+            answers = predicted_classes(self.solve(images[open_ones]).logits)
+            agrees[open_ones] = answers == margins.best[open_ones]
+        return self._certificate(images, at, logits, margins, agrees, refine, progress)
 
     @torch.no_grad()
     def solve(self, images: Tensor, starts: Sequence[Tensor] | None = None) -> SolvedBatch:
@@ -264,10 +199,23 @@ class ReflectionCertifier:
         check_shape(images, self.shape)
         at = self._reflected(images.double(), states_of(solved))
         logits, margins = self._margins(at)
+        agrees = predicted_classes(solved.logits) == margins.best
+        return self._certificate(images, at, logits, margins, agrees, refine, progress)
+
+    def _certificate(
+        self,
+        images: Tensor,
+        at: Reflected,
+        logits: Tensor,
+        margins: Margins,
+        agrees: Tensor,
+        refine: bool,
+        progress: Progress,
+    ) -> Certificate:
+        """Return the certificate of images for which `agrees` says if the model has the class."""
         error = 2 * at.residual + at.rounding
         is_finite = logits.isfinite().all(dim=1) & error.isfinite()
         is_certain = margins.are_certain & is_finite
-        agrees = predicted_classes(solved.logits) == margins.best
         certified = is_certain & agrees
         radius = torch.where(certified, margins.radius(self.slopes[margins.best]), 0.0)
         radius_linf = within_linf(radius, images[0].numel())
@@ -304,22 +252,25 @@ class ReflectionCertifier:
         sizes = norms(feature) + self.scale * (norms(images) + norms(torch.ones_like(images)))
         rounding = 8 * UNIT * sizes if self.scale != 1 else torch.zeros_like(sizes)
         residual, contraction = torch.zeros_like(rounding), torch.zeros_like(rounding)
+        own_unit = unit_roundoff(self.model.head.bias.dtype)  # type: ignore[arg-type]
+        own = rounding * (own_unit / UNIT)
         remaining = list(states)
         for module in modules_of(self.exact):
             if not isinstance(module, EquilibriumLayer):
                 module_rounding = getattr(module, "rounding", None)
-                rounding = (
-                    rounding
-                    if module_rounding is None
-                    else rounding + module_rounding(feature, UNIT)
-                )
+                if module_rounding is not None:
+                    rounding = rounding + module_rounding(feature, UNIT)
+                    own = own + module_rounding(feature, own_unit)
                 feature = module(feature)
                 continue
-            state, cell = remaining.pop(0), module.cell
+            cell = module.cell
+            state = remaining.pop(0) if remaining else feature
             context = cell.inject(feature)
             if isinstance(cell, OrthonormalReflectionCell):
+                sizes, used = norms(feature), self.own_forms[module]
+                own = used.steepness * own + used.rounding(feature, sizes + own)
                 formula = self.closed_forms[module]
-                rounding = formula.steepness * rounding + formula.rounding(feature)
+                rounding = formula.steepness * rounding + formula.rounding(feature, sizes)
                 residual = formula.steepness * residual
                 feature = cell.output(cell.closed_form(context), context)
                 continue
@@ -344,7 +295,8 @@ class ReflectionCertifier:
             rounding = rounding + 2 * delta
             residual = residual + norms(pull) * (1 + accumulated(2 * z[0].numel(), UNIT))
             feature = 2 * z - feature
-        return Reflected(feature, residual, rounding, contraction)
+        own = own if not self.can_tighten else torch.full_like(own, torch.inf)
+        return Reflected(feature, residual, rounding, contraction, own)
 
     def _margins(self, at: Reflected) -> tuple[Tensor, Margins]:
         """Compute the margins, with their error bounds."""
@@ -355,6 +307,19 @@ class ReflectionCertifier:
         largest_bias = self.exact.head.bias.abs().max()  # type: ignore[operator]
         read = rounded * (2 * norms(at.feature)[:, None] + logits.abs() + 2 * largest_bias)
         return logits, Margins.of(logits, error + read)
+
+    def _own_error(self, at: Reflected, logits: Tensor) -> Tensor:
+        """Bound the error of each margin as the model computes it in its own type.
+
+        A logit has the error of a sum of products, of the normalization of its row, and of a bias.
+        """
+        unit = unit_roundoff(self.model.head.bias.dtype)  # type: ignore[arg-type]
+        length = self.slopes[logits.argmax(dim=1)] / self.scale
+        sizes = norms(at.feature) + at.own_rounding
+        largest_bias = self.exact.head.bias.abs().max()  # type: ignore[operator]
+        read = accumulated(2 * at.feature[0].numel() + 32, unit) * sizes
+        read = 2 * read[:, None] + 8 * unit * (logits.abs() + largest_bias + sizes[:, None])
+        return length * at.own_rounding[:, None] + 2 * read
 
     @property
     def can_tighten(self) -> bool:
@@ -387,6 +352,17 @@ class ReflectionCertifier:
 
 
 certifier.register(ReflectionNetwork, ReflectionCertifier.of)
+
+
+def _is_plain(images: Tensor) -> bool:
+    """Whether products are computed in the type of the images, as sums in any order."""
+    device = images.device.type
+    return (
+        device == "cpu"
+        and images.dtype in (torch.float32, torch.float64)
+        and not torch.is_autocast_enabled(device)
+        and torch.get_float32_matmul_precision() == "highest"
+    )
 
 
 def modules_of(model: ReflectionNetwork) -> list[nn.Module]:
