@@ -32,8 +32,8 @@ def test_the_network_and_the_radius_depend_on_the_images(tmp_path: Path) -> None
     gray = load_recipe(folder_of(tmp_path / "gray", (29, 29), 20, "L"), [CERTIFIED])
     assert color.data.options == {"size": 32}
     assert gray.data.options == {"size": 29, "gray": True}
-    assert color.model.name == "reflection-cifar10"
-    assert gray.model.name == "reflection-mnist"
+    assert color.model.name == "reflection-patches"
+    assert gray.model.name == "reflection-vectors"
     assert color.task.options["radius"] == pytest.approx(36 / 255, rel=0.01)
     assert gray.task.options["radius"] == pytest.approx(3 / 255 * 29, rel=0.01)
     for recipe in (color, gray):

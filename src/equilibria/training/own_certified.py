@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from equilibria.data import DataFileError
-from equilibria.models import model_options
 
 MIN_SIDE, MAX_SIDE = 8, 32
 """Range of the side of the images; larger images are scaled down. The side of color images is a
@@ -23,19 +22,11 @@ EPS_FACTOR = 1.75
 """Distance ε of training, as a multiple of the radius that is judged."""
 VIEWS, EPOCHS = 100_000, (20, 100)
 """Number of images in all epochs together, and range of the number of epochs."""
-SQUARE, POOLED_SIDE = 2, 24
-"""Side of the squares of pixels that become channels, and side from which the means of such squares
-take their place first."""
-FILTERS, UNITS, NORM = 32, 256, 2.5
-"""Filters of the convolutional reflection, rows of the dense one, and limit on the norm of both."""
-VECTORS, PATCHES = "reflection-mnist", "reflection-cifar10"
-"""Models for gray and for color images."""
-PATCH, ROWS, DEPTH = 4, (96, 192), 4
-"""Side of the patches of orthonormal reflections, rows in the first and the second stage, and
-reflections per stage; for gray images, number of reflections of the whole image."""
+UNITS, PATCH, ROWS, DEPTH = 256, 4, (96, 192), 4
+"""Rows of a reflection of the whole image, side of the patches, rows in the first and the second
+stage, and reflections per stage; for gray images, number of reflections of the whole image."""
 BATCH_SIZES, STEPS_PER_EPOCH = (8, 256), 8
-"""Range of the batch size for orthonormal reflections, and number of steps per epoch that it should
-allow."""
+"""Range of the batch size, and number of steps per epoch that it should allow."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +118,9 @@ def certified_choice(
     levels = GRAY_LEVELS_OF_GRAY if facts.is_gray else GRAY_LEVELS
     radius = _rounded(levels / 255 * math.sqrt(numbers))
     epochs = min(max(EPOCHS[0], round(VIEWS / images)), EPOCHS[1])
-    name, options, training = network(facts, images)
+    batch_size = 2 ** int(math.log2(max(1, images // STEPS_PER_EPOCH)))
+    name, sizes = network(facts.side, facts.is_gray)
+    options = {**sizes, "center": round(facts.mean, 2)}
     named = (requested.get("model") or {}).get("name")
     about = (
         f"{named or name} is 1-Lipschitz, so that a margin is a certified radius. Images become "
@@ -146,58 +139,37 @@ def certified_choice(
                 "temperature": 2.0 if facts.is_gray else 4.0,
             }
         },
-        "training": {"epochs": epochs, "weight_decay": 0.0, **training},
-    }
-
-
-def network(facts: CertifiedFacts, images: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Choose a network of reflections for squares of this side.
-
-    Args:
-        facts: Properties of the images.
-        images: Number of training images.
-
-    Returns:
-        Name of the model, its options, and settings of the training.
-    """
-    numbers = facts.side**2 * (1 if facts.is_gray else 3)
-    options: dict[str, Any] = {"center": round(facts.mean, 2)}
-    if "stages" in model_options(PATCHES):
-        name, sizes = _orthonormal(facts, numbers)
-        batch_size = 2 ** int(math.log2(max(1, images // STEPS_PER_EPOCH)))
-        training = {
+        "training": {
+            "epochs": epochs,
             "batch_size": min(max(batch_size, BATCH_SIZES[0]), BATCH_SIZES[1]),
             "optimizer": "adam",
             "learning_rate": 5e-3,
+            "weight_decay": 0.0,
             "schedule": "polynomial",
             "power": 1.0,
             "warmup_epochs": 0,
-        }
-        return name, {**options, **sizes}, training
-    options |= {
-        "units": [min(UNITS, numbers)],
-        "zeta": NORM,
-        "gradient": {"name": "implicit", "tolerance": 0.05},
+        },
     }
-    pool = SQUARE if facts.side >= POOLED_SIDE else 1
-    training = {"learning_rate": 1e-2, "tolerance": 3e-2}
-    if facts.is_gray or facts.side % (pool * SQUARE):
-        return VECTORS, options, training
-    channels = 3 * SQUARE**2
-    maps = {"pool": pool, "downsample": SQUARE, "channels": channels, "filters": [FILTERS]}
-    return PATCHES, {**options, **maps}, training
 
 
-def _orthonormal(facts: CertifiedFacts, numbers: int) -> tuple[str, dict[str, Any]]:
-    """Choose the sizes of orthonormal reflections."""
+def network(side: int, is_gray: bool) -> tuple[str, dict[str, Any]]:
+    """Choose orthonormal reflections for squares of this side.
+
+    Args:
+        side: Side of the images.
+        is_gray: Whether they are gray. Others are cut into patches, if the side allows.
+
+    Returns:
+        Name of the model, and its sizes.
+    """
+    numbers = side**2 * (1 if is_gray else 3)
     stages: list[list[int]] = []
-    side = facts.side
-    while not facts.is_gray and len(stages) < len(ROWS) and side % (2 * PATCH) == 0:
+    while not is_gray and len(stages) < len(ROWS) and side % (2 * PATCH) == 0:
         side //= 2
         stages.append([PATCH, ROWS[len(stages)], DEPTH])
     if stages:
-        return PATCHES, {"stages": stages, "units": [min(UNITS, numbers)]}
-    return VECTORS, {"units": [min(UNITS, -(-numbers // 2))] * DEPTH}
+        return "reflection-patches", {"stages": stages, "units": [min(UNITS, numbers)]}
+    return "reflection-vectors", {"units": [min(UNITS, -(-numbers // 2))] * DEPTH}
 
 
 def _rounded(value: float) -> float:
