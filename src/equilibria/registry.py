@@ -125,7 +125,8 @@ class Registry(Generic[T]):
             Classification(label_smoothing=0.1)
         """
         factory = self.factory(name)
-        check_options(f"{self.kind} {name!r}", factory, options)
+        if options:  # reading a signature takes longer than creating most objects
+            check_options(f"{self.kind} {name!r}", factory, options)
         try:
             return factory(**options)
         except TypeError as error:
