@@ -14,7 +14,7 @@ import copy
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -36,6 +36,11 @@ zero on one side only changes the gradient by about 1e-3."""
 TRIAL_REPEATS = 7
 DENSE = ((64, 16), (1, 256), (64, 256), (512, 256))
 """Batch and width of the dense maps."""
+GROWTH = (
+    *((batch, 64) for batch in (1, 8, 64, 512, 4096)),
+    *((64, width) for width in (16, 32, 128, 256, 512)),
+)
+"""Batch and width of the dense maps of `--growth`."""
 
 Run = Callable[[], Any]
 
@@ -82,10 +87,10 @@ class Problem:
     """Brings states and inputs to the layout that is fastest in JAX."""
 
 
-def problems() -> Iterator[Problem]:
-    """Yield the problems: dense maps, a convolution, and the energy of the README."""
+def dense_problems(sizes: Iterable[tuple[int, int]]) -> Iterator[Problem]:
+    """Yield dense maps, given pairs of batch and width."""
     generator = torch.Generator().manual_seed(0)
-    for batch, width in DENSE:
+    for batch, width in sizes:
         W = torch.randn(width, width, generator=generator)
         W *= 0.95 / torch.linalg.matrix_norm(W, 2)
         x = torch.randn(batch, width, generator=generator)
@@ -94,6 +99,12 @@ def problems() -> Iterator[Problem]:
             return jax.nn.relu(z @ W.T + x)
 
         yield Problem(f"dense {batch} × {width}", _layer(DenseMap, W), x, W, dense)
+
+
+def problems() -> Iterator[Problem]:
+    """Yield the problems: dense maps, a convolution, and the energy of the README."""
+    yield from dense_problems(DENSE)
+    generator = torch.Generator().manual_seed(1)
     W = torch.randn(32, 32, 3, 3, generator=generator)
     W *= 0.95 / torch.fft.fft2(W, s=(16, 16)).permute(2, 3, 0, 1).svd().S.max()
     x = torch.randn(32, 32, 16, 16, generator=generator)
@@ -313,13 +324,16 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", help="only problems whose names contain one of these")
     parser.add_argument("--targets", nargs="+", type=float, default=[1e-3, 1e-5])
     parser.add_argument("--forward", action="store_true", help="without training steps")
+    parser.add_argument(
+        "--growth", action="store_true", help="dense maps of growing batch and width"
+    )
     options = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     print("| problem, target error | eager, ms | compiled, ms | JAX, ms | ÷ eager | ÷ JAX |")
     print("|---|---:|---:|---:|---:|---:|")
-    for problem in problems():
+    for problem in dense_problems(GROWTH) if options.growth else problems():
         if options.rows and not any(row in problem.name for row in options.rows):
             continue
         for target in options.targets:
