@@ -35,7 +35,7 @@ def exit_code(settings: list[str] | None, folder: Path) -> int:
         if settings is None:
             launch(2, fail_alone)
         else:
-            train("digits-opteq", settings, folder, devices=2)
+            train("digits-opteq", settings, output=folder, devices=2)
     except typer.Exit as end:
         return end.exit_code
     return 0

@@ -321,7 +321,7 @@ def test_map_without_fixed_point_warns_with_a_remedy() -> None:
         nn.Identity(), eq.EquilibriumLayer(doubled), nn.Linear(4, 3)
     ).double()
     x0 = torch.tensor([[1.0], [-1.0]]).double().expand(2, 4)
-    with pytest.warns(ConvergenceWarning, match="choose another solver"):
+    with pytest.warns(ConvergenceWarning, match="damp the iteration"):
         result = optimize_input(
             model, squared_distance(2), x0, iterations=3, settings=SearchSettings(step_size=1e-3)
         )

@@ -192,8 +192,10 @@ def test_commands_have_options_for_the_limits(
 ) -> None:
     apps: list[Starlette] = []
     monkeypatch.setattr("equilibria.serving.run_server", lambda app, **_: apps.append(app))
+    # The command returns while the thread that compiles solves would still run.
+    backend = ("--backend", "eager") if command == "serve" else ()
     result = invoke(
-        *(command, "digits-opteq", "--port", 0),
+        *(command, "digits-opteq", "--port", 0, *backend),
         *("--header-seconds", 3, "--body-seconds", 7, "--connections", 9),
     )
     assert result.exit_code == 0, result.output

@@ -50,6 +50,8 @@ OFF_VALUES: Mapping[str, Any] = {
     "training.warm_start": False,
     "training.nesterov": False,
     "training.jacobian_weight": 0.0,
+    "training.segments": 1,
+    "training.averaging": 0.0,
     "training.accumulate": 1,
     "task.label_smoothing": 0.0,
     "task.options.label_smoothing": 0.0,
@@ -65,6 +67,10 @@ OFF_VALUES: Mapping[str, Any] = {
     "model.options.learnable_alpha": False,
     "model.options.stem_strides": 0,
     "model.options.recompute": False,
+    "model.options.start": "cell",
+    "model.options.state_noise": 0.0,
+    "model.options.starts": 1,
+    "model.options.pick": "residual",
 }
 """Values with which an option is off."""
 RULES = (None, "implicit", "phantom", "one_step")

@@ -15,6 +15,7 @@ from equilibria.papers.studies.study import Work
 def test_published_test_set_is_measured_beside_published_results(
     tmp_path: Path, real_data: Path
 ) -> None:
+    pytest.importorskip("skimage")
     if dataset_card("bsd68").find(real_data) is None:
         pytest.skip(f"NO REAL DATA: bsd68 is not below {real_data}")
     settings = ["pictures=bsd68", "tasks=[denoise-50]", f'only=["{OURS}"]', "count=1", "draws=1"]
