@@ -1,10 +1,11 @@
-"""Compare compiled solves with eager ones and with JAX: `python -m benchmarks.compiled`.
+"""Compare compiled solves with eager ones, JAX and TorchDEQ: `python -m benchmarks.compiled`.
 
 Every side solves the same problems in one process on one core. For each side, the fastest of its
 solvers and tolerances counts whose true error, relative to a solution in float64, is at most the
 target of the row. Times are medians of wall time, taken in turns. JAX is optional
 (`pip install -e '.[jax]'`): jaxopt's fixed-point iteration and Anderson acceleration and
-optimistix's fixed-point iteration, jitted and warm.
+optimistix's fixed-point iteration, jitted and warm. `--peer` adds TorchDEQ with relative stopping
+and its best options (extra `bench`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -24,6 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equilibria as eq
+from benchmarks import peer
+from benchmarks import problems as problems_of_peer
 
 TOLERANCES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
 LIMIT = 500
@@ -250,6 +254,35 @@ def jax_candidates(problem: Problem, *, train: bool) -> Iterator[tuple[str, Run]
             yield f"{name} {tolerance:g}", run
 
 
+def peer_candidates(problem: Problem, *, train: bool) -> Iterator[tuple[str, Run]]:
+    """Yield tuned solves of TorchDEQ, from loose to tight."""
+    cell = problem.layer().cell
+    x = problem.x.clone().requires_grad_(train)
+    variables = [x, *cell.parameters()]
+    for tolerance in TOLERANCES:
+        for solver in ("fixed_point_iter", "anderson"):
+            setting = peer.Setting(
+                solver=solver,
+                tolerance=tolerance,
+                stop="rel",
+                backward_solver=solver,
+                backward_tolerance=tolerance,
+                backward_stop="rel",
+                tuned=True,
+                max_iterations=LIMIT,
+            )
+            solve = peer.Peer(problems_of_peer.Problem(problem.name, cell, x), setting)
+
+            def step(solve: peer.Peer = solve) -> Tensor:
+                for variable in variables:
+                    variable.grad = None
+                (0.5 * solve.equilibrium(x).square().sum()).backward()
+                assert x.grad is not None
+                return x.grad
+
+            yield f"{solver} {tolerance:g}", step if train else solve.solve
+
+
 def wall(run: Run) -> float:
     begin = time.perf_counter()
     run()
@@ -291,7 +324,9 @@ def interleaved(sides: Mapping[str, Run], repeats: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def compare(problem: Problem, *, train: bool, target: float, repeats: int) -> str:
+def compare(
+    problem: Problem, *, train: bool, target: float, repeats: int, with_peer: bool = False
+) -> str:
     """Return one row of the table."""
     z, gradient = reference(problem)
     exact = gradient if train else z
@@ -300,22 +335,26 @@ def compare(problem: Problem, *, train: bool, target: float, repeats: int) -> st
     loosest = TOLERANCES[0] if eager is None else eager[2]
     compiled = torch_candidates(problem, train=train, compiled=True, loosest=loosest)
     chosen = {"eager": eager, "compiled": fastest(compiled, exact, target)}
+    if with_peer:
+        chosen["TorchDEQ"] = fastest(peer_candidates(problem, train=train), exact, target)
     if find_spec("jax") is not None:
         exact = problem.to_jax(exact)
         chosen["JAX"] = fastest(jax_candidates(problem, train=train), exact, target)
     sides = {name: choice[1] for name, choice in chosen.items() if choice is not None}
     medians = interleaved(sides, repeats)
+    sides_shown = ["eager", "compiled", "JAX", *(["TorchDEQ"] if with_peer else [])]
     cells = [
-        f"{1e3 * medians[name]:.3f} ({choice[0]})" if choice is not None else "–"
-        for name, choice in chosen.items()
+        f"{1e3 * medians[side]:.3f} ({chosen[side][0]})" if side in medians else "–"  # type: ignore[index]
+        for side in sides_shown
     ]
-    ours = medians.get("compiled", float("nan"))
-    ratios = [f"{ours / medians['eager']:.2f}" if "eager" in medians else "–"]
-    ratios.append(f"{ours / medians['JAX']:.2f}" if "JAX" in medians else "–")
+    pairs = [("compiled", other) for other in ("eager", "JAX")]
+    pairs += [(ours, "TorchDEQ") for ours in ("eager", "compiled") if with_peer]
+    ratios = [
+        f"{medians[ours] / medians[other]:.2f}" if {ours, other} <= medians.keys() else "–"
+        for ours, other in pairs
+    ]
     kind = "training step" if train else "forward"
-    name = f"{problem.name}, {kind}, {target:g}"
-    cells += ["–"] * (3 - len(cells))
-    return "| " + " | ".join([name, *cells, *ratios]) + " |"
+    return "| " + " | ".join([f"{problem.name}, {kind}, {target:g}", *cells, *ratios]) + " |"
 
 
 def main() -> None:
@@ -327,20 +366,25 @@ def main() -> None:
     parser.add_argument(
         "--growth", action="store_true", help="dense maps of growing batch and width"
     )
+    parser.add_argument("--peer", action="store_true", help="also compare with TorchDEQ")
     options = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
-    print("| problem, target error | eager, ms | compiled, ms | JAX, ms | ÷ eager | ÷ JAX |")
-    print("|---|---:|---:|---:|---:|---:|")
+    columns = ["problem, target error", "eager, ms", "compiled, ms", "JAX, ms"]
+    columns += ["TorchDEQ, ms"] if options.peer else []
+    columns += ["compiled ÷ eager", "compiled ÷ JAX"]
+    columns += ["eager ÷ TorchDEQ", "compiled ÷ TorchDEQ"] if options.peer else []
+    print("| " + " | ".join(columns) + " |")
+    print("|---" + "|---:" * (len(columns) - 1) + "|")
+    measured = partial(compare, repeats=options.repeats, with_peer=options.peer)
     for problem in dense_problems(GROWTH) if options.growth else problems():
         if options.rows and not any(row in problem.name for row in options.rows):
             continue
         for target in options.targets:
-            print(compare(problem, train=False, target=target, repeats=options.repeats), flush=True)
+            print(measured(problem, train=False, target=target), flush=True)
         if not options.forward:
-            row = compare(problem, train=True, target=TRAIN_TARGET, repeats=options.repeats)
-            print(row, flush=True)
+            print(measured(problem, train=True, target=TRAIN_TARGET), flush=True)
 
 
 if __name__ == "__main__":
