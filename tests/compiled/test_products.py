@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch.nn import functional as F
 
 import equilibria as eq
@@ -14,6 +15,7 @@ from equilibria.compiled import products
 from equilibria.compiled.tracing import compile_graph, trace
 
 pytestmark = [
+    pytest.mark.skipif(not pick_vec_isa(), reason="PyTorch has no vector types on this processor"),
     pytest.mark.skipif(
         shutil.which("g++") is None and shutil.which("clang++") is None,
         reason="no C++ compiler is installed",

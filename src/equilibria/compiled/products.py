@@ -39,6 +39,10 @@ def use_kernels(graph: fx.GraphModule) -> None:
     Args:
         graph: Graph with the example values that PyTorch notes during a trace; it is changed.
     """
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    if not pick_vec_isa():  # the kernels are written with PyTorch's vector types
+        return
     for loop in graph.graph.find_nodes(op="call_function", target=LOOP):
         LoopWeights(graph, loop).use_kernels()
     _replace(graph.graph, lambda weight, pack: pack(graph.graph, weight))
